@@ -1,0 +1,55 @@
+"""The errors of the project, one class for each boundary that can break.
+
+    AglError
+    +-- ConfigError      (ValueError)         the caller's settings or data; exit status 2
+    +-- LedgerError      (RuntimeError)       the record is missing, broken, or cannot be written
+    |   +-- ConflictError (FileExistsError)   a write-once key exists with other content
+    +-- TraceError       (ValueError)         spans that cannot become training data
+    +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
+    +-- TransientError   (ConnectionError)    another try may work
+    +-- TrainerError     (RuntimeError)       the update step
+    +-- RolloutFailed    (RuntimeError)       one attempt that did not succeed; carries its kind
+
+Each takes a message plus fields with defaults, so that it survives pickling between processes.
+"""
+
+
+class AglError(Exception):
+    """Root of every error that this project raises on purpose."""
+
+
+class ConfigError(AglError, ValueError):
+    """The caller's configuration or data cannot be used as it is."""
+
+
+class LedgerError(AglError, RuntimeError):
+    """The ledger cannot be read or written, or holds something that contradicts itself."""
+
+
+class ConflictError(LedgerError, FileExistsError):
+    """A write-once key exists already."""
+
+
+class TraceError(AglError, ValueError):
+    """Recorded spans cannot be turned into training data."""
+
+
+class UpstreamError(AglError, ConnectionError):
+    """The model server refused a request or answered with something unusable."""
+
+
+class TransientError(AglError, ConnectionError):
+    """Something failed that another try may get right."""
+
+
+class TrainerError(AglError, RuntimeError):
+    """The update step failed."""
+
+
+class RolloutFailed(AglError, RuntimeError):
+    """One attempt at a rollout did not succeed; the task run that made it ends in this."""
+
+    def __init__(self, message: str = "", kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        """The `FailureKind` value of the attempt."""

@@ -1,0 +1,155 @@
+"""Schemas of the ledger's Parquet tables, each with a version in the file's metadata.
+
+A reader of version n reads n and n - 1. Token ids are `list<int32>`, log-probs `list<float32>`, times UTC epoch
+seconds. One rollout through the tables, by its `index` (its place among the requests)::
+
+    requests  index=7 dataset=train row=31 group=3 sample=1
+    outcomes  index=7 attempt=1 kind=succeeded reward=1.0
+    spans     index=7 call_index=0 prompt_token_ids=[5, 9] response_token_ids=[12, 2] logprobs=[-0.1, -0.7]
+    triplets  index=7 call_index=0 prompt_ids=[5, 9] response_ids=[12, 2] reward=1.0
+    batch     index=7 call_index=0 response_mask=[1, 1] drop_reason=null
+    updates   row -> old_log_probs, advantages (one value for each response token)
+"""
+
+import pyarrow as pa
+
+SCHEMA_NAME = b"agl.schema"
+SCHEMA_VERSION = b"agl.schema_version"
+
+TOKEN_IDS = pa.list_(pa.int32())
+LOGPROBS = pa.list_(pa.float32())
+
+
+def _schema(name: str, version: int, fields: list[tuple[str, pa.DataType]]) -> pa.Schema:
+    metadata = {SCHEMA_NAME: name.encode(), SCHEMA_VERSION: str(version).encode()}
+    return pa.schema(fields, metadata=metadata)
+
+
+REQUESTS = _schema(
+    "requests",
+    1,
+    [
+        ("index", pa.int32()),
+        ("rollout_id", pa.string()),
+        ("dataset", pa.string()),
+        ("row", pa.int32()),
+        ("group", pa.int32()),
+        ("sample", pa.int32()),
+        ("mode", pa.string()),
+        ("seed", pa.int64()),
+        ("input", pa.string()),  # the dataset row as JSON
+    ],
+)
+
+OUTCOMES = _schema(
+    "outcomes",
+    1,
+    [
+        ("index", pa.int32()),
+        ("rollout_id", pa.string()),
+        ("attempt_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("kind", pa.string()),
+        ("reward", pa.float64()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("started", pa.float64()),
+        ("duration_seconds", pa.float64()),
+        ("num_calls", pa.int32()),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("final", pa.bool_()),  # the attempt that decides its rollout
+    ],
+)
+
+SPANS = _schema(
+    "spans",
+    1,
+    [
+        ("index", pa.int32()),
+        ("rollout_id", pa.string()),
+        ("attempt_id", pa.string()),
+        ("sequence_id", pa.int32()),
+        ("trace_id", pa.binary(16)),
+        ("span_id", pa.binary(8)),
+        ("parent_id", pa.binary(8)),
+        ("name", pa.string()),
+        ("status", pa.string()),
+        ("status_description", pa.string()),
+        ("start_time", pa.float64()),
+        ("end_time", pa.float64()),
+        ("operation", pa.string()),
+        ("model", pa.string()),
+        ("policy_version", pa.string()),
+        ("weights_digest", pa.string()),
+        ("call_index", pa.int32()),
+        ("temperature", pa.float64()),
+        ("finish_reason", pa.string()),
+        ("response_id", pa.string()),
+        ("input_tokens", pa.int64()),
+        ("output_tokens", pa.int64()),
+        ("reward", pa.float64()),
+        ("prompt_token_ids", TOKEN_IDS),
+        ("response_token_ids", TOKEN_IDS),
+        ("logprobs", LOGPROBS),
+        ("attributes", pa.string()),  # every other attribute, as JSON
+        ("events", pa.string()),  # as JSON
+    ],
+)
+
+TRIPLETS = _schema(
+    "triplets",
+    1,
+    [
+        ("index", pa.int32()),
+        ("rollout_id", pa.string()),
+        ("group", pa.int32()),
+        ("call_index", pa.int32()),
+        ("span_id", pa.binary(8)),
+        ("prompt_ids", TOKEN_IDS),
+        ("response_ids", TOKEN_IDS),
+        ("logprobs", LOGPROBS),
+        ("reward", pa.float64()),
+        ("policy_version", pa.string()),
+        ("temperature", pa.float64()),
+        ("finish_reason", pa.string()),
+    ],
+)
+
+BATCH_ROWS = _schema(
+    "batch_rows",
+    1,
+    [
+        ("row", pa.int32()),
+        ("index", pa.int32()),
+        ("rollout_id", pa.string()),
+        ("group", pa.int32()),
+        ("call_index", pa.int32()),
+        ("prompt_ids", TOKEN_IDS),
+        ("response_ids", TOKEN_IDS),
+        ("response_mask", pa.list_(pa.int8())),  # 1 where the token was sampled and has loss weight
+        ("rollout_logprobs", LOGPROBS),
+        ("reward", pa.float64()),
+        ("drop_reason", pa.string()),  # null where the row reaches the loss
+    ],
+)
+
+UPDATE_ROWS = _schema(
+    "update_rows",
+    1,
+    [
+        ("row", pa.int32()),
+        ("old_log_probs", LOGPROBS),
+        ("advantages", LOGPROBS),
+    ],
+)
+
+UPDATE_METRICS = _schema(
+    "update_metrics",
+    1,
+    [
+        ("step", pa.int32()),  # optimizer step within the iteration
+        ("name", pa.string()),
+        ("value", pa.float64()),
+    ],
+)

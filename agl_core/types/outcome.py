@@ -1,0 +1,108 @@
+"""How an attempt ended, and what became of every rollout: values, never a reward of 0 for a failure."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+
+class FailureKind(StrEnum):
+    """How one attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    AGENT_ERROR = "agent_error"
+    """The agent raised, or returned something that is not a reward."""
+    TIMEOUT = "timeout"
+    """The deadline passed before the agent returned."""
+    INFRA_ERROR = "infra_error"
+    """The model server, the proxy or the network failed."""
+    NO_TRACE = "no_trace"
+    """The agent returned, but no model call with token ids was recorded."""
+    NO_REWARD = "no_reward"
+    """The agent returned, but neither returned nor emitted a reward."""
+    CANCELLED = "cancelled"
+
+
+class AttemptOutcome(BaseModel):
+    """The end of one attempt at one rollout."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: int
+    """Position of the rollout among the requests of its set."""
+    rollout_id: str
+    attempt_id: str
+    attempt: int
+    """1-based number of the attempt."""
+    kind: FailureKind
+    reward: float | None
+    """Final reward; None unless the agent gave one."""
+    message: str
+    """What went wrong in one sentence; empty where the attempt succeeded."""
+    traceback: str
+    started: float
+    """UTC epoch seconds."""
+    duration_seconds: float
+    num_calls: int
+    """Model calls recorded."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class DropReason(StrEnum):
+    """Why a built row, or a whole rollout, does not reach the loss."""
+
+    PROMPT_TOO_LONG = "prompt_too_long"
+    RESPONSE_TOO_LONG = "response_too_long"
+    GROUP_TOO_SMALL = "group_too_small"
+    EQUAL_REWARDS = "equal_rewards"
+
+
+class Coverage(BaseModel):
+    """What became of the rollouts that an iteration expected; the counts must add up.
+
+    Raises:
+        ValueError: A rollout is unaccounted for (the counts do not add up to `expected`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    expected: int
+    trained: int
+    """Some token had loss weight."""
+    masked: int
+    """In the batch with weight 0, by policy."""
+    filtered: int
+    """Finished, then removed by a data rule."""
+    failed: int
+    """The last attempt did not succeed."""
+    omitted: int
+    """Deliberately not run."""
+    unknown: int
+    """None of these; a commit refuses them."""
+    reasons: dict[str, int]
+    """Rollouts by drop reason or failure kind."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        parts = self.trained + self.masked + self.filtered + self.failed + self.omitted + self.unknown
+        if parts != self.expected:
+            raise ValueError(f"coverage does not add up: expected {self.expected}, accounted for {parts}")
+        return self
+
+
+class RowCoverage(BaseModel):
+    """What became of the rows that were built from triplets: `built = trained + sum(dropped)`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    built: int
+    trained: int
+    dropped: Mapping[str, int]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.built != self.trained + sum(self.dropped.values()):
+            raise ValueError(f"row coverage does not add up: {self}")
+        return self
