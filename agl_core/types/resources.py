@@ -35,9 +35,12 @@ class LLM(Resource):
 
 
 class ProxyLLM(LLM):
-    """A model behind the recording proxy, which attributes calls by the rollout and attempt in the URL path."""
+    """A model behind the recording proxy, which attributes calls by the rollout and attempt in the
+    URL path.
+    """
 
-    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride]
+    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright:
+        ignore[reportIncompatibleVariableOverride]
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Return the base URL that attributes calls to one attempt.
@@ -60,7 +63,9 @@ class ProxyLLM(LLM):
         return base + attribution
 
     def bind(self, rollout_id: str, attempt_id: str) -> LLM:
-        """Return a plain `LLM` whose endpoint names the attempt, for agents that need not know about it."""
+        """Return a plain `LLM` whose endpoint names the attempt, for agents that need not know
+        about it.
+        """
         return LLM(
             endpoint=self.get_base_url(rollout_id, attempt_id),
             model=self.model,
@@ -81,5 +86,7 @@ class PromptTemplate(Resource):
         return self.template.format(**values)
 
 
-ResourceUnion = Annotated[Union[LLM, ProxyLLM, PromptTemplate], Field(discriminator="resource_type")]  # noqa: UP007
+ResourceUnion = Annotated[
+    Union[LLM, ProxyLLM, PromptTemplate], Field(discriminator="resource_type")
+]  # noqa: UP007
 NamedResources = dict[str, ResourceUnion]
