@@ -13,9 +13,17 @@ from agl_core.serving.weights import chat_template_digest, tokenizer_digest, wei
 from agl_core.types.training import PolicyRef
 
 _PACKAGES = (
-    "agl-prefect", "openai", "opentelemetry-sdk", "prefect", "pyarrow", "ray", "tensordict", "torch",
-    "transformers", "verl",
-)  # fmt: skip
+    "agl-prefect",
+    "openai",
+    "opentelemetry-sdk",
+    "prefect",
+    "pyarrow",
+    "ray",
+    "tensordict",
+    "torch",
+    "transformers",
+    "verl",
+)
 
 
 def base_model(folder: str) -> BaseModelRecord:

@@ -62,5 +62,6 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
         reason = next((str(state.message) for state in states if not state.is_completed()), reason)
     if pending := rollouts.unfinished():
         raise LedgerError(
-            f"{len(pending)} rollouts of {rollouts.name} have no outcome after {_MAX_ROUNDS} rounds: {reason}"
+            f"{len(pending)} rollouts of {rollouts.name} have no outcome after "
+            f"{_MAX_ROUNDS} rounds: {reason}"
         )

@@ -3,6 +3,7 @@
 from prefect.artifacts import acreate_markdown_artifact
 
 from agl_core.ledger.manifest import Manifest, RewardSummary
+from agl_core.types.outcome import Coverage
 from tasks.commit import read_manifest
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
@@ -37,9 +38,7 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         "",
         "| expected | trained | masked | filtered | failed | omitted | unknown |",
         "|---|---|---|---|---|---|---|",
-        "| {expected} | {trained} | {masked} | {filtered} | {failed} | {omitted} | {unknown} |".format(
-            **manifest.coverage.model_dump()
-        ),
+        _coverage_row(manifest.coverage),
         "",
         *(f"- {reason}: {count}" for reason, count in sorted(manifest.coverage.reasons.items())),
         f"- batch rows: {manifest.rows.built} built, {manifest.rows.trained} trained"
@@ -64,6 +63,11 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         *(f"| {name} | {seconds:.1f} |" for name, seconds in manifest.cost.stage_seconds.items()),
     ]
     return "\n".join(lines)
+
+
+def _coverage_row(coverage: Coverage) -> str:
+    counts = coverage.model_dump(exclude={"reasons"}).values()
+    return f"| {' | '.join(map(str, counts))} |"
 
 
 def _reward_row(label: str, summary: RewardSummary) -> str:

@@ -19,6 +19,7 @@ def build_algorithm(config: RunConfig) -> IterativeAlgorithm:
     overrides = normalise(config.algorithm.config)
     if overrides.setdefault("data.seed", config.seed) != config.seed:
         raise ConfigError(
-            f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: set only the run's"
+            f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: "
+            "set only the run's"
         )
     return VERL(overrides)

@@ -38,7 +38,8 @@ def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) 
     coverage = Coverage.model_validate(adapted.values["coverage"])
     if coverage.unknown:
         raise LedgerError(
-            f"iteration {iteration.iteration}: {coverage.unknown} rollouts are unaccounted for: {coverage}"
+            f"iteration {iteration.iteration}: {coverage.unknown} rollouts are unaccounted for: "
+            f"{coverage}"
         )
     state = files.read_json(iteration.storage, stages["export"].file("state").key)
     policy_in = PolicyRef.model_validate(stages["propose"].values["policy_in"])

@@ -121,8 +121,8 @@ class Shard:
         """
         if self._leaks.threads > self.settings.max_leaked_threads:
             raise TransientError(
-                f"shard {self.ref.name}: {self._leaks.threads} agents still run past their deadline of "
-                f"{self.settings.timeout_seconds:g} s; threads cannot be killed"
+                f"shard {self.ref.name}: {self._leaks.threads} agents still run past their "
+                f"deadline of {self.settings.timeout_seconds:g} s; threads cannot be killed"
             )
         request = self._requests[index]
         result = await run_attempt(

@@ -1,6 +1,6 @@
 """Resources: what a rollout is given to work with (a model endpoint, a prompt)."""
 
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,8 +39,7 @@ class ProxyLLM(LLM):
     URL path.
     """
 
-    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright:
-        ignore[reportIncompatibleVariableOverride]
+    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Return the base URL that attributes calls to one attempt.
@@ -86,7 +85,5 @@ class PromptTemplate(Resource):
         return self.template.format(**values)
 
 
-ResourceUnion = Annotated[
-    Union[LLM, ProxyLLM, PromptTemplate], Field(discriminator="resource_type")
-]  # noqa: UP007
+ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
 NamedResources = dict[str, ResourceUnion]
