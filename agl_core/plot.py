@@ -28,15 +28,15 @@ def reward_plot(manifests: Sequence[Manifest], title: str) -> bytes:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    trained = [(m.iteration, m.rewards.mean_reward) for m in manifests]
-    axes.plot(*zip(*trained, strict=True), marker="o", label="training reward (sampled)")
+    trained = [_or_gap(manifest.rewards.mean_reward) for manifest in manifests]
+    axes.plot([m.iteration for m in manifests], trained, marker="o", label="training reward")
     scored = validation_by_version(manifests)
     if scored:
         versions = [int(version.removeprefix("v")) for version in scored]
-        means = [summary.mean_reward for summary in scored.values()]
+        means = [_or_gap(summary.mean_reward) for summary in scored.values()]
         axes.plot(versions, means, marker="s", label="validation reward")
         for name in sorted({name for summary in scored.values() for name in summary.annotations}):
-            noted = [summary.annotations.get(name) for summary in scored.values()]
+            noted = [_or_gap(summary.annotations.get(name)) for summary in scored.values()]
             axes.plot(versions, noted, linestyle="--", label=f"{name} (validation)")
     axes.set(title=title, xlabel="updates made before sampling", ylabel="mean", ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
@@ -44,3 +44,8 @@ def reward_plot(manifests: Sequence[Manifest], title: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def _or_gap(value: float | None) -> float:
+    """Return NaN, which leaves a gap in the curve, where there is no value."""
+    return float("nan") if value is None else value

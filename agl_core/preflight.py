@@ -20,7 +20,7 @@ class PreparedRun:
     config: RunConfig
     ledger: RunLedger
     record: RunRecord
-    algorithm: IterativeAlgorithm
+    algorithm: IterativeAlgorithm[Any]
     inputs: dict[str, Sequence[str]]
     """Rows of the datasets as JSON, by `train` and `val`."""
     start_state: Any

@@ -3,7 +3,7 @@
 A listener is set for the current context with `listen`; without one, reports go nowhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ _listener: ContextVar[Listener | None] = ContextVar("agl_progress_listener", def
 
 
 @contextmanager
-def listen(listener: Listener) -> Iterator[None]:
+def listen(listener: Listener) -> Generator[None]:
     """Send the reports of the enclosed code to a listener."""
     token = _listener.set(listener)
     try:

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ _QUIET_POLLS = 3
 @contextmanager
 def prefect_server(
     home: Path, port: int | None = None, while_starting: Callable[[], object] = lambda: None
-) -> Iterator[str]:
+) -> Generator[str]:
     """Run a Prefect server and point this process at it; call before prefect is imported.
 
     Args:

@@ -1,6 +1,7 @@
 """Run every request of a set: claim, start shards, and replace those that died."""
 
 import asyncio
+from typing import Any
 
 from agl_core import progress
 from agl_core.errors import LedgerError
@@ -56,9 +57,9 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
             )
             for part in parts
         ]
-        states = await asyncio.gather(
-            *(rollout_shard(shard, return_state=True) for shard in shards)
-        )
+        # Prefect's overloads know nothing of return_state for async flows.
+        runs: list[Any] = [rollout_shard(shard, return_state=True) for shard in shards]
+        states = await asyncio.gather(*runs)
         reason = next((str(state.message) for state in states if not state.is_completed()), reason)
     if pending := rollouts.unfinished():
         raise LedgerError(

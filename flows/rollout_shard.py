@@ -1,6 +1,7 @@
 """The rollouts of one runner: one task run each, flushed to the ledger as they finish."""
 
 import asyncio
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
@@ -37,14 +38,17 @@ async def rollout_shard(shard: ShardRef) -> ShardSummary:
             await aupdate_progress_artifact(artifact, progress=100.0 * done / expected)
 
         async with running.flushing(on_flush=show):
-            await asyncio.gather(*(_run(running, index) for index in running.indices))
+            task = rollout_task(running.settings)
+            async with asyncio.TaskGroup() as group:
+                for index in running.indices:
+                    group.create_task(_run(running, task, index))
         return ShardSummary(claim=shard.claim, kinds=running.kinds())
 
 
-async def _run(shard: Shard, index: int) -> None:
+async def _run(shard: Shard, task: Any, index: int) -> None:
     """Run one rollout to its last attempt."""
     async with shard.slots:
-        state = await rollout_task(shard)(index, shard.rollout_id(index), return_state=True)
+        state = await task(index, shard.rollout_id(index), return_state=True)
     if not shard.has_outcome(index):
         raise LedgerError(f"rollout {index} ended without an outcome: {state.message}")
     shard.finish(index)

@@ -4,7 +4,7 @@ Task arguments are references; live objects (the algorithm with its worker, the 
 found here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _context: ContextVar[RunContext | None] = ContextVar("agl_run_context", default=
 
 
 @contextmanager
-def use(context: RunContext) -> Iterator[None]:
+def use(context: RunContext) -> Generator[None]:
     """Make a run's services available to the enclosed flows and tasks."""
     token = _context.set(context)
     try:

@@ -1,11 +1,14 @@
 """One task run for one rollout; its Prefect retries are its attempts."""
 
+from typing import Any
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
+from agl_core.config import RolloutSettings
 from agl_core.errors import RolloutFailed
-from agl_core.runner.shard import Shard, current_shard
+from agl_core.runner.shard import current_shard
 from agl_core.types.outcome import FailureKind
 from tasks.policies import retries_kinds
 
@@ -24,12 +27,11 @@ async def rollout(index: int, rollout_id: str) -> float | None:
     return outcome.reward
 
 
-def rollout_task(shard: Shard):
-    """Return the rollout task with the retry policy of a shard's run."""
-    settings = shard.settings
+def rollout_task(settings: RolloutSettings) -> Any:
+    """Return the rollout task with the retry policy of a run."""
     return rollout.with_options(
         retries=settings.max_attempts - 1,
         retry_delay_seconds=settings.retry_delay_seconds,
-        retry_jitter_factor=0.5 if settings.retry_delay_seconds else None,
+        retry_jitter_factor=0.5,
         retry_condition_fn=retries_kinds(frozenset(kind.value for kind in settings.retry)),
     )

@@ -13,6 +13,7 @@ from agl_core.errors import TrainerError
 from agl_core.ledger import files
 from agl_core.ledger.stages import IterationLedger, StageRecord
 from agl_core.ledger.tables import BATCH_ROWS, UPDATE_METRICS
+from agl_core.types.training import FileRef
 from tasks import context
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
@@ -46,7 +47,7 @@ async def update(ref: IterationRef) -> StageRecord:
         state = await algorithm.learn(state_before(iteration), Experience(read_batch, stage))
         stage.put_json("state", state.model_dump(mode="json"))
         metrics = stage.outputs.get("update_metrics")
-        if metrics is not None:
+        if isinstance(metrics, FileRef):
             stage.values["metrics"] = _mean_metrics(iteration, metrics.key)
     return iteration.finished("update")
 

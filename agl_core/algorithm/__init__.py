@@ -1,5 +1,7 @@
 """Algorithms: what to roll out next, and how to learn from it."""
 
+from typing import Any
+
 from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError
@@ -7,7 +9,7 @@ from agl_core.errors import ConfigError
 __all__ = ["BatchLimits", "Experience", "IterativeAlgorithm", "build_algorithm"]
 
 
-def build_algorithm(config: RunConfig) -> IterativeAlgorithm:
+def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
     """Return the algorithm that a run's configuration names; nothing heavy is loaded yet.
 
     Raises:

@@ -6,7 +6,7 @@ Tables are read by columns or by row groups; large files are hashed and copied i
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -123,7 +123,7 @@ class TableWriter:
 
 
 @contextmanager
-def table_writer(path: Path, schema: pa.Schema) -> Iterator[TableWriter]:
+def table_writer(path: Path, schema: pa.Schema) -> Generator[TableWriter]:
     """Open a `TableWriter` and finish its file at the end."""
     writer = TableWriter(path, schema)
     try:

@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class StageAttempt(BaseModel):
         return ref
 
     @contextmanager
-    def table(self, name: str, schema: pa.Schema) -> Iterator[files.TableWriter]:
+    def table(self, name: str, schema: pa.Schema) -> Generator[files.TableWriter]:
         """Keep a table that is appended in parts as `<name>.parquet`."""
         path = self.local / f"{name}.parquet"
         with files.table_writer(path, schema) as writer:
@@ -154,7 +154,7 @@ class IterationLedger:
         return StageRecord.model_validate_json(self.storage.read(self._record_key(stage)))
 
     @contextmanager
-    def stage(self, stage: str) -> Iterator[StageAttempt]:
+    def stage(self, stage: str) -> Generator[StageAttempt]:
         """Run one try of a stage; its record is written when the block ends without an error."""
         started, clock = time.time(), time.monotonic()
         number = self._next_attempt(stage)

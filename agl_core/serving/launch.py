@@ -110,7 +110,7 @@ class ModelServer:
             answer = httpx.request(method, self.url + path, json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise UpstreamError(f"model server {self.url} does not answer: {error}") from error
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        if answer.status_code == 404:
             raise ConfigError(f"{self.url} is not an engine server: it has no {path}")
         if answer.is_error:
             raise UpstreamError(f"model server {self.url}: {answer.text}")
