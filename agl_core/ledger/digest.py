@@ -25,9 +25,14 @@ def table_digest(table: pa.Table, columns: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for name in columns:
         array = table.column(name).combine_chunks()
-        digest.update(f"{name}:{array.type}:{len(array)};".encode())
+        digest.update(f"{name}:{_type_name(array.type)}:{len(array)};".encode())
         _update(digest, array)
     return "sha256:" + digest.hexdigest()
+
+
+def _type_name(kind: Any) -> str:
+    """Return a type's name; Parquet and Arrow call the items of a list differently."""
+    return f"list<{_type_name(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
 
 
 def _update(digest: Any, array: Any) -> None:

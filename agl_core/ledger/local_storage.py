@@ -77,16 +77,27 @@ class LocalStorage:
                     fill(file)
                     file.flush()
                     os.fsync(file.fileno())
-                os.link(name, path)
+                _link(Path(name), path)
             finally:
                 Path(name).unlink()
             _sync_folder(path.parent)
-        except FileExistsError as error:
+        except _KeyTaken as error:
             raise ConflictError(
                 f"ledger {self.uri}: {key} exists; keys are written once"
             ) from error
         except OSError as error:
             raise LedgerError(f"ledger {self.uri}: cannot write {key}: {error.strerror}") from error
+
+
+class _KeyTaken(Exception):  # noqa: N818 - a verdict of this module
+    """The name exists."""
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise _KeyTaken from error
 
 
 def _sync_folder(folder: Path) -> None:

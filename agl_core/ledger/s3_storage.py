@@ -33,15 +33,17 @@ class S3Storage:
 
     def read(self, key: str) -> bytes:
         """Return the whole content of a small object."""
+        path = self._path(key)
         try:
-            return cast("bytes", self._fs.cat_file(self._path(key)))
+            return cast("bytes", self._fs.cat_file(path))
         except _S3_ERRORS as error:
             raise LedgerError(f"ledger {self.uri}: cannot read {key}: {error}") from error
 
     def open(self, key: str) -> BinaryIO:
         """Return a seekable reader that fetches the ranges it needs."""
+        path = self._path(key)
         try:
-            return cast("BinaryIO", self._fs.open(self._path(key), "rb"))
+            return cast("BinaryIO", self._fs.open(path, "rb"))
         except _S3_ERRORS as error:
             raise LedgerError(f"ledger {self.uri}: cannot read {key}: {error}") from error
 
@@ -71,10 +73,11 @@ class S3Storage:
         return f"{self._root}/{check_key(key)}"
 
     def _create(self, key: str, put: Any) -> None:
+        path = self._path(key)
         if not self.conditional_put and self.exists(key):
             raise ConflictError(f"ledger {self.uri}: {key} exists; keys are written once")
         try:
-            put(self._path(key))
+            put(path)
         except FileExistsError as error:
             raise ConflictError(
                 f"ledger {self.uri}: {key} exists; keys are written once"
