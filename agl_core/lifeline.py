@@ -70,7 +70,8 @@ def spawn(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         guard = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), *command],
+            # -P: the folder of this file has modules named like the standard library.
+            [sys.executable, "-P", str(Path(__file__).resolve()), *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -86,7 +87,8 @@ def _guard(command: Sequence[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def end_with_parent() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 4096):  # not sys.stdin, whose lock would block the end of this process
+            pass
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(child.pid, number)
