@@ -36,6 +36,7 @@ class FunctionalLitAgent:
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function as it is."""
         return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -68,14 +69,19 @@ class FunctionalLitAgent:
         Raises:
             ConfigError: It takes a resource that is not given.
         """
+        self.check_resources(llm=llm, prompt_template=prompt_template)
         given = {"llm": llm, "prompt_template": prompt_template, "rollout": rollout}
-        wanted = {name: given[name] for name in self._wants}
-        for name, value in wanted.items():
-            if value is None:
-                raise ConfigError(
-                    f"agent {self.name} takes {name}, but none is among the resources"
-                )
-        return self._function(task, **wanted)
+        return self._function(task, **{name: given[name] for name in self._wants})
+
+    def check_resources(self, *, llm: LLM | None, prompt_template: PromptTemplate | None) -> None:
+        """Check that every resource that the function takes is given.
+
+        Raises:
+            ConfigError: One is not.
+        """
+        for name, value in (("llm", llm), ("prompt_template", prompt_template)):
+            if name in self._wants and value is None:
+                raise ConfigError(f"agent {self.name} takes {name}, but no such resource is given")
 
 
 def rollout(function: AgentFunction) -> FunctionalLitAgent:

@@ -1,0 +1,134 @@
+"""The proxy's side towards the model server: one POST, with retries inside one deadline.
+
+A retry repeats a request with the same seed, so it is safe wherever no answer arrived. Statuses
+that another try may change are retried; when time or tries run out, the last answer is handed on as
+it is. A plain 500 is not retried: the server says that it failed on this request.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Self
+
+import httpx
+import tenacity
+
+from agl_core.errors import UpstreamError
+
+logger = logging.getLogger(__name__)
+
+RETRIABLE_STATUS = frozenset({408, 409, 429, 502, 503, 504})
+_BACKOFF = tenacity.wait_exponential_jitter(initial=0.2, max=10.0, jitter=0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamReply:
+    """What the model server answered, whatever its status."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+
+
+class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like TimeoutError's relatives in httpx
+    """The model server did not answer before the deadline."""
+
+
+class Upstream:
+    """One model server behind its base URL (ending in `/v1`); used in one event loop."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        deadline_seconds: float = 600.0,
+        max_tries: int = 8,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.deadline_seconds = deadline_seconds
+        self.max_tries = max_tries
+        headers = {"content-type": "application/json"}
+        if api_key is not None:
+            headers["authorization"] = f"Bearer {api_key}"
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            # The deadline bounds the whole; only a connection that does not come about is given up
+            # earlier, to be retried.
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=512),
+            trust_env=False,  # HTTP_PROXY is not meant for the model server
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def post(self, path: str, content: bytes) -> UpstreamReply:
+        """Send a JSON request and return the answer, also one with an error status.
+
+        Args:
+            path: Below the base URL, with its leading slash.
+            content: The request body.
+
+        Raises:
+            UpstreamTimeout: No answer before the deadline.
+            UpstreamError: No connection, or it broke, in every try.
+        """
+        tries = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(httpx.TransportError)
+            | tenacity.retry_if_result(lambda reply: reply.status in RETRIABLE_STATUS),
+            wait=_wait_seconds,
+            stop=tenacity.stop_after_attempt(self.max_tries)
+            | tenacity.stop_before_delay(self.deadline_seconds),
+            before_sleep=_log_retry,
+            retry_error_callback=_last_outcome,
+        )
+        try:
+            async with asyncio.timeout(self.deadline_seconds):
+                return await tries(self._post_once, f"{self.base_url}{path}", content)
+        except TimeoutError as error:
+            raise UpstreamTimeout(
+                f"the model server did not answer within {self.deadline_seconds:g} s"
+            ) from error
+        except httpx.TransportError as error:
+            raise UpstreamError(
+                f"cannot reach the model server: {type(error).__name__}: {error}"
+            ) from error
+
+    async def _post_once(self, url: str, content: bytes) -> UpstreamReply:
+        response = await self._client.post(url, content=content)
+        return UpstreamReply(response.status_code, response.headers, response.content)
+
+
+def _last_outcome(state: tenacity.RetryCallState) -> UpstreamReply:
+    """Return the last reply, or raise the last error."""
+    assert state.outcome is not None
+    return state.outcome.result()
+
+
+def _wait_seconds(state: tenacity.RetryCallState) -> float:
+    """Return the server's Retry-After in seconds where it gives one, else an exponential backoff."""
+    if state.outcome is not None and not state.outcome.failed:
+        try:
+            return max(0.0, float(state.outcome.result().headers.get("retry-after", "")))
+        except ValueError:
+            pass  # absent, or an HTTP date
+    return _BACKOFF(state)
+
+
+def _log_retry(state: tenacity.RetryCallState) -> None:
+    assert state.outcome is not None
+    failed = state.outcome.failed
+    logger.warning(
+        "model server: %s; try %d follows in %.2f s",
+        state.outcome.exception() if failed else f"HTTP {state.outcome.result().status}",
+        state.attempt_number + 1,
+        state.upcoming_sleep,
+    )
