@@ -18,7 +18,7 @@ from agl_core.errors import UpstreamError
 logger = logging.getLogger(__name__)
 
 RETRIABLE_STATUS = frozenset({408, 409, 429, 502, 503, 504})
-_BACKOFF = tenacity.wait_exponential_jitter(initial=0.2, max=10.0, jitter=0.2)
+_BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10.0) + tenacity.wait_random(0.0, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
