@@ -86,9 +86,13 @@ class Coverage(BaseModel):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        parts = self.trained + self.masked + self.filtered + self.failed + self.omitted + self.unknown
+        parts = (
+            self.trained + self.masked + self.filtered + self.failed + self.omitted + self.unknown
+        )
         if parts != self.expected:
-            raise ValueError(f"coverage does not add up: expected {self.expected}, accounted for {parts}")
+            raise ValueError(
+                f"coverage does not add up: expected {self.expected}, accounted for {parts}"
+            )
         return self
 
 

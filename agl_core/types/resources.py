@@ -81,5 +81,7 @@ class PromptTemplate(Resource):
         return self.template.format(**values)
 
 
-ResourceUnion = Annotated[Union[LLM, ProxyLLM, PromptTemplate], Field(discriminator="resource_type")]  # noqa: UP007
+ResourceUnion = Annotated[
+    Union[LLM, ProxyLLM, PromptTemplate], Field(discriminator="resource_type")
+]  # noqa: UP007
 NamedResources = dict[str, ResourceUnion]

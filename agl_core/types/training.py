@@ -101,4 +101,3 @@ class Artifacts(Protocol):
             LedgerError: A file is missing or its sha256 differs.
         """
         ...
-

@@ -206,8 +206,7 @@ async def test_slow_async_agent_times_out(bench):
     assert bench.leaks.total == 0
 
 
-async def test_agent_that_swallows_cancellation_does_not_hang_us(bench, monkeypatch):
-    monkeypatch.setattr("agl_core.runner.execution.CANCEL_GRACE_SECONDS", 0.1)
+async def test_agent_that_swallows_cancellation_does_not_hang_us(bench):
     release = asyncio.Event()
 
     async def agent(task, llm):
