@@ -8,8 +8,9 @@ pass through with status and body; the proxy's own have OpenAI's shape,
 `{"error": {"message", "type", "code"}}`. An agent's API key is neither forwarded nor logged.
 """
 
+import asyncio
 import hmac
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,7 @@ class ChatProxy:
         call.span.set_attributes(capture.request_attributes(asked))
         if reason := capture.find_unsupported(body):
             raise Refusal(400, reason, "unsupported")
-        reply = await self._forward(asked)
+        reply = await _while_connected(request, self._forward(asked))
         call.span.set_attribute(semconv.HTTP_STATUS, reply.status)
         if reply.status != 200:
             _fail(call.span, f"the model server answered HTTP {reply.status}")
@@ -172,6 +173,34 @@ def create_app(config: ProxyConfig, tracer: Tracer) -> Starlette:
         exception_handlers={404: _unknown_path, 405: _unknown_path},
         lifespan=lifespan,
     )
+
+
+async def _while_connected(
+    request: Request, work: Coroutine[Any, Any, UpstreamReply]
+) -> UpstreamReply:
+    """Return the work's result; stop it where the agent goes away, so that the backend can stop too.
+
+    Raises:
+        Refusal: The agent went away.
+    """
+    # Two tasks and no TaskGroup: that would wrap what the work raises into a group.
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_wait_until_disconnected(request))
+    both = {working, leaving}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Refusal(499, "the agent closed the connection before the answer", "client_closed")
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.wait(both)
+
+
+async def _wait_until_disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _health(request: Request) -> Response:

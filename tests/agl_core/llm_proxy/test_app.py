@@ -1,5 +1,9 @@
 import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -29,6 +33,13 @@ class Setup:
 
     def last_call(self):
         return self.trace.spans()[-1]
+
+
+def wait_until(claim: Callable[[], Any], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.01)
 
 
 @contextmanager
@@ -213,10 +224,25 @@ def test_call_that_outlives_its_attempt_is_dropped_with_a_warning(caplog):
     with (
         ScriptedModelServer() as server,
         ProxyServer(ProxyConfig(backend_url=server.base_url), tracer) as proxy,
+        ThreadPoolExecutor(1) as pool,
     ):
         server.delay_seconds = 0.3
-        with tracer.attempt("ro-1", "at-1") as trace, pytest.raises(httpx.ReadTimeout):
-            httpx.post(proxy.url + PATH, json={"messages": MESSAGES}, timeout=0.1)
+        with tracer.attempt("ro-1", "at-1") as trace:
+            call = pool.submit(httpx.post, proxy.url + PATH, json={"messages": MESSAGES})
+            wait_until(lambda: server.num_calls == 1)
+        assert call.result().status_code == 200
     assert [span.name for span in trace.spans()] == [semconv.ROLLOUT_SPAN]
     assert tracer.late_spans == 1
     assert "ro-1" in caplog.text
+
+
+def test_agent_that_goes_away_stops_its_call():
+    with running() as setup:
+        setup.server.delay_seconds = 30.0
+        with pytest.raises(httpx.ReadTimeout):
+            setup.client.post(PATH, json={"messages": MESSAGES}, timeout=0.2)
+        wait_until(lambda: setup.trace.spans())
+        description = setup.last_call().status.description
+        assert description == "the agent closed the connection before the answer"
+        setup.server.delay_seconds = 0.0
+        assert setup.call().status_code == 200
