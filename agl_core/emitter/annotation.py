@@ -15,8 +15,8 @@ def emit_annotation(annotation: Mapping[str, Any]) -> ReadableSpan:
     """Record an annotation in the current attempt and return its span.
 
     Args:
-        annotation: Names to primitives, or to further mappings and lists, which are flattened: `{"a": {"b": [1, 2]}}`
-            becomes `a.b.0` and `a.b.1`.
+        annotation: Names to primitives, or to further mappings and lists, which are flattened:
+            `{"a": {"b": [1, 2]}}` becomes `a.b.0` and `a.b.1`.
 
     Raises:
         RuntimeError: The code runs outside of any attempt.
@@ -26,8 +26,8 @@ def emit_annotation(annotation: Mapping[str, Any]) -> ReadableSpan:
     tracer = get_active_tracer()
     if tracer is None:
         raise RuntimeError(
-            "no active attempt: annotations and rewards are emitted by an agent while it runs (a thread that "
-            "the agent starts needs its context: contextvars.copy_context().run)"
+            "no active attempt: annotations and rewards are emitted by an agent while it runs "
+            "(a thread that the agent starts needs its context: contextvars.copy_context().run)"
         )
     return tracer.create_span(semconv.ANNOTATION_SPAN, attributes)
 
@@ -51,8 +51,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Primitive]]:
         entries = [(str(number), entry) for number, entry in enumerate(value)]
     else:
         raise ValueError(
-            f"attribute {path!r} is a {type(value).__name__}; only str, bool, int, float, dicts and lists of them "
-            "can be recorded"
+            f"attribute {path!r} is a {type(value).__name__}; only str, bool, int, float, dicts "
+            "and lists of them can be recorded"
         )
     for name, entry in entries:
         if not isinstance(name, str):

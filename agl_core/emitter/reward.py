@@ -1,6 +1,7 @@
 """Rewards: how an agent emits them, and the one rule for what an attempt's final reward is.
 
-A reward is an annotation span with `agentlightning.reward.<i>.name` and `.value`; index 0 is the primary one.
+A reward is an annotation span with `agentlightning.reward.<i>.name` and `.value`; index 0 is the
+primary one.
 """
 
 import functools
@@ -45,7 +46,8 @@ def emit_reward(
 
     Args:
         reward: One number (bool and int count as float), or several by name.
-        primary_key: Which of several rewards is the one to train on; required with a dict, refused with a number.
+        primary_key: Which of several rewards is the one to train on; required with a dict, refused
+            with a number.
         attributes: Further attributes of the span.
 
     Raises:
@@ -94,8 +96,9 @@ def check_reward(reward: float) -> float:
 def get_reward_value(span: SpanLike) -> float | None:
     """Return the primary reward that a span records, or None.
 
-    Understood, in this order: our attributes, AgentOps task and entity outputs (`{"type": "reward", "value": ...}`),
-    and the attribute `reward` of an annotation (Agent Lightning 0.2).
+    Understood, in this order: our attributes, AgentOps task and entity outputs
+    (`{"type": "reward", "value": ...}`), and the attribute `reward` of an annotation (Agent
+    Lightning 0.2).
     """
     attributes = span.attributes or {}
     candidates = [attributes.get(semconv.PRIMARY_REWARD_VALUE)]
@@ -126,7 +129,7 @@ def find_final_reward(spans: Iterable[SpanLike]) -> float | None:
 
 
 def final_reward(returned: float | None, spans: Iterable[SpanLike]) -> float | None:
-    """Return the reward of an attempt: what the agent returned, else the last reward it emitted, else None.
+    """Return an attempt's reward: what the agent returned, else what it emitted last, else None.
 
     Where the two differ, both stay recorded and a warning says so, once per process.
 
@@ -144,5 +147,6 @@ def final_reward(returned: float | None, spans: Iterable[SpanLike]) -> float | N
 @functools.cache
 def _warn_rewards_differ() -> None:
     logger.warning(
-        "an agent returned a reward that differs from the last one it emitted; the returned one counts, both are kept"
+        "an agent returned a reward that differs from the last one it emitted; the returned one "
+        "counts, both are kept (said once)"
     )

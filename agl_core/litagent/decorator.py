@@ -1,9 +1,10 @@
-"""Agents are ordinary functions: this module says which signatures are accepted and brings them into one form.
+"""Agents are ordinary functions: which signatures are accepted, and the one form they get.
 
     (task, llm)                    (task, llm, rollout)
     (task, prompt_template)        (task, prompt_template, rollout)
 
-Sync or async; the first parameter has any name, the others are recognised by theirs. Further parameters need defaults.
+Sync or async; the first parameter has any name, the others are recognised by theirs. Further
+parameters need defaults.
 """
 
 import functools
@@ -19,6 +20,7 @@ from agl_core.types.resources import LLM, PromptTemplate
 
 AgentFunction = Callable[..., Any]
 
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _SIGNATURES = "(task, llm), (task, llm, rollout) or the same with prompt_template instead of llm"
 
 
@@ -113,8 +115,8 @@ def load_agent(path: str) -> FunctionalLitAgent:
         path: `package.module:attribute`.
 
     Raises:
-        ConfigError: The path is malformed, the module cannot be imported, it has no such attribute, or the attribute
-            is not an agent.
+        ConfigError: The path is malformed, the module cannot be imported, it has no such attribute,
+            or the attribute is not an agent.
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
@@ -150,29 +152,29 @@ def _check_signature(function: AgentFunction) -> frozenset[str]:
     name = _name_of(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"agent {name} is a generator; an agent returns its reward or None")
-    task, *others = inspect.signature(function).parameters.values() or [None]
-    if task is None or task.kind not in (
-        Parameter.POSITIONAL_ONLY,
-        Parameter.POSITIONAL_OR_KEYWORD,
-    ):
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in _POSITIONAL:
         raise ConfigError(
-            f"agent {name} takes no task as its first parameter; expected {_SIGNATURES}"
+            f"agent {name} has no first parameter for its task; expected {_SIGNATURES}"
         )
-    wants = frozenset(p.name for p in others if _is_known(p))
+    others = parameters[1:]
+    wants = frozenset(parameter.name for parameter in others if _is_known(parameter))
     if len(wants & {"llm", "prompt_template"}) != 1:
         raise ConfigError(
             f"agent {name} must take exactly one of llm and prompt_template; expected {_SIGNATURES}"
         )
     for parameter in others:
-        optional = parameter.default is not Parameter.empty or parameter.kind in (
-            Parameter.VAR_POSITIONAL,
-            Parameter.VAR_KEYWORD,
-        )
-        if parameter.name not in wants and not optional:
+        if parameter.name not in wants and not _is_optional(parameter):
             raise ConfigError(
-                f"agent {name} has a parameter {parameter.name!r} that nothing fills; expected {_SIGNATURES}"
+                f"agent {name} has a parameter {parameter.name!r} that nothing fills; "
+                f"expected {_SIGNATURES}"
             )
     return wants
+
+
+def _is_optional(parameter: Parameter) -> bool:
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return parameter.default is not Parameter.empty or parameter.kind in variadic
 
 
 def _is_known(parameter: Parameter) -> bool:

@@ -178,7 +178,7 @@ def create_app(config: ProxyConfig, tracer: Tracer) -> Starlette:
 async def _while_connected(
     request: Request, work: Coroutine[Any, Any, UpstreamReply]
 ) -> UpstreamReply:
-    """Return the work's result; stop it where the agent goes away, so that the backend can stop too.
+    """Return the work's result; where the agent goes away, stop it, so that the backend stops too.
 
     Raises:
         Refusal: The agent went away.
@@ -209,12 +209,12 @@ async def _health(request: Request) -> Response:
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    status = error.status_code if isinstance(error, HTTPException) else 404
     message = (
         f"{request.method} {request.url.path} is not served here; the base URL of a client is "
         "/rollout/{rollout_id}/attempt/{attempt_id}/v1 and the call POST /chat/completions"
     )
-    return _error_response(Refusal(error.status_code, message, "unknown_path"))
+    return _error_response(Refusal(status, message, "unknown_path"))
 
 
 def _parse_answer(reply: UpstreamReply) -> capture.JsonObject:

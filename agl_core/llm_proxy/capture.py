@@ -1,7 +1,7 @@
 """What the proxy adds to a request, records of a call, and keeps from the agent: pure functions.
 
-The backend speaks chat completions in vLLM's dialect: asked for `return_token_ids` and `logprobs`, it
-answers with `prompt_token_ids` at the top level, `token_ids` in each choice, and the sampled
+The backend speaks chat completions in vLLM's dialect: asked for `return_token_ids` and `logprobs`,
+it answers with `prompt_token_ids` at the top level, `token_ids` in each choice, and the sampled
 log-prob of each token in `choices[].logprobs.content[].logprob`.
 """
 

@@ -1,7 +1,8 @@
 """What a tracer promises, and which attempt the running code belongs to.
 
-The current attempt lives in one context variable: it follows `await`, new asyncio tasks, and threads that run in a
-copied context. There is no active tracer per process, so many attempts run at once in one process.
+The current attempt lives in one context variable: it follows `await`, new asyncio tasks, and
+threads that run in a copied context. There is no active tracer per process, so many attempts run at
+once in one process.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +26,7 @@ class AttemptTrace(Protocol):
     attempt_id: str
 
     def spans(self) -> list[ReadableSpan]:
-        """Return the spans that ended so far, in the order in which they ended; all of them once closed."""
+        """Return the spans that ended so far, in that order; all of them once closed."""
         ...
 
     def fail(self, description: str) -> None:

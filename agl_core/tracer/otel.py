@@ -1,9 +1,10 @@
 """An OpenTelemetry tracer for many attempts at once.
 
-It owns its `TracerProvider` and never installs it globally. A span belongs to the attempt that its id attributes
-name, else to the current one (`agl_core.tracer.base`). Each gets the attempt's ids and a sequence id when it starts,
-and is kept in memory, in the order of ends, until the attempt is closed. Nothing is lost silently: spans that end
-after that, or beyond the limit, are counted and named in a warning.
+It owns its `TracerProvider` and never installs it globally. A span belongs to the attempt that its
+id attributes name, else to the current one (`agl_core.tracer.base`). Each gets the attempt's ids
+and a sequence id when it starts, and is kept in memory, in the order of ends, until the attempt is
+closed. Nothing is lost silently: spans that end after that, or beyond the limit, are counted and
+named in a warning.
 """
 
 import logging
@@ -17,10 +18,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span
 
 from agl_core import semconv
 from agl_core.errors import TraceError
+from agl_core.tracer.attempt_trace import OtelAttemptTrace
 from agl_core.tracer.base import (
     AttributeValue,
     CurrentAttempt,
@@ -34,78 +36,6 @@ logger = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
 """Rollout id, attempt id."""
-
-
-class OtelAttemptTrace:
-    """The spans of one attempt; safe to use from several threads."""
-
-    def __init__(self, rollout_id: str, attempt_id: str, max_spans: int) -> None:
-        self.rollout_id = rollout_id
-        self.attempt_id = attempt_id
-        self.max_spans = max_spans
-        self.root: Span = otel.INVALID_SPAN
-        self.dropped_spans = 0
-        """Spans beyond `max_spans`; the root span is always kept."""
-        self._lock = threading.Lock()
-        self._spans: list[ReadableSpan] = []
-        self._last_sequence_id = 0
-        self._num_calls = 0
-        self._closed = False
-
-    def spans(self) -> list[ReadableSpan]:
-        """Return the spans that ended so far, in the order in which they ended; all of them once closed."""
-        with self._lock:
-            return list(self._spans)
-
-    def fail(self, description: str) -> None:
-        """Mark the root span as failed."""
-        self.root.set_status(Status(StatusCode.ERROR, description))
-
-    def next_sequence_id(self) -> int:
-        """Return the next 1-based number of a span of this attempt."""
-        with self._lock:
-            self._last_sequence_id += 1
-            return self._last_sequence_id
-
-    def next_call_index(self) -> int:
-        """Return the next 0-based number of a model call of this attempt."""
-        with self._lock:
-            self._num_calls += 1
-            return self._num_calls - 1
-
-    def add(self, span: ReadableSpan) -> bool:
-        """Keep a span that ended (or count it, beyond the limit); False if the attempt is closed."""
-        with self._lock:
-            if self._closed:
-                return False
-            is_root = span.context.span_id == self.root.get_span_context().span_id
-            if len(self._spans) < self.max_spans or is_root:
-                self._spans.append(span)
-                return True
-            self.dropped_spans += 1
-            if self.dropped_spans > 1:
-                return True
-        logger.warning(
-            "more than %d spans, further ones are dropped: rollout=%s attempt=%s first=%s",
-            self.max_spans,
-            self.rollout_id,
-            self.attempt_id,
-            span.name,
-        )
-        return True
-
-    def close(self) -> None:
-        """Accept no more spans."""
-        with self._lock:
-            self._closed = True
-        if self.dropped_spans:
-            logger.warning(
-                "%d spans were dropped beyond the limit of %d: rollout=%s attempt=%s",
-                self.dropped_spans,
-                self.max_spans,
-                self.rollout_id,
-                self.attempt_id,
-            )
 
 
 class OtelTracer(Tracer):
@@ -136,7 +66,7 @@ class OtelTracer(Tracer):
                 raise ValueError(f"rollout {rollout_id}, attempt {attempt_id} is open already")
             self._open[rollout_id, attempt_id] = trace
         current = _current_attempt.set(CurrentAttempt(self, rollout_id, attempt_id))
-        # An empty parent context: the attempt is the root of its own trace, whatever span surrounds it.
+        # An empty parent context: the attempt is the root of its own trace, whatever surrounds it.
         trace.root = self._otel.start_span(semconv.ROLLOUT_SPAN, otel_context.Context())
         try:
             with otel.use_span(trace.root, end_on_exit=True):
@@ -237,7 +167,7 @@ class _AttemptRouter(SpanProcessor):
 
 
 class _RecordingProvider(TracerProvider):
-    """A provider that records even under OTEL_SDK_DISABLED, which is about exporting telemetry: our spans are data."""
+    """Records also under OTEL_SDK_DISABLED: that is about telemetry, and these spans are data."""
 
     def __init__(self) -> None:
         unset = (

@@ -48,9 +48,8 @@ def test_primary_key_comes_first():
     ],
 )
 def test_reward_that_is_none_is_refused(reward, primary_key, error):
-    with OtelTracer().attempt("ro-1", "at-1") as trace:
-        with pytest.raises(error):
-            emit_reward(reward, primary_key=primary_key)
+    with OtelTracer().attempt("ro-1", "at-1") as trace, pytest.raises(error):
+        emit_reward(reward, primary_key=primary_key)
     assert len(trace.spans()) == 1
 
 
