@@ -226,7 +226,7 @@ def test_call_that_outlives_its_attempt_is_dropped_with_a_warning(caplog):
         ProxyServer(ProxyConfig(backend_url=server.base_url), tracer) as proxy,
         ThreadPoolExecutor(1) as pool,
     ):
-        server.delay_seconds = 0.3
+        server.delay_seconds = 0.6
         with tracer.attempt("ro-1", "at-1") as trace:
             call = pool.submit(httpx.post, proxy.url + PATH, json={"messages": MESSAGES})
             wait_until(lambda: server.num_calls == 1)

@@ -47,7 +47,7 @@ async def test_coroutine_that_swallows_its_cancellation_is_left_behind_and_count
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await run_coroutine(stubborn(release), 0.05, leaks, grace_seconds=0.1)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 4.0
     assert (leaks.tasks, leaks.total) == (1, 1)
     release.set()
     await asyncio.sleep(0.01)
