@@ -11,11 +11,9 @@ A kill therefore costs at most the rollouts of one flush window.
 """
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -85,9 +83,6 @@ class Shard:
         self._tracer = OtelTracer()
         self._leaks = LeakCounter()
         self._llm: ProxyLLM | None = None
-        self._executor = ThreadPoolExecutor(
-            settings.concurrency + settings.max_leaked_threads, thread_name_prefix="agent"
-        )
         self._attempts: dict[int, list[AttemptResult]] = {}
         self._ready: list[int] = []
         self._kinds: Counter[str] = Counter()
@@ -135,7 +130,6 @@ class Shard:
             llm=self._llm,
             tracer=self._tracer,
             timeout_seconds=self.settings.timeout_seconds,
-            executor=self._executor,
             mode=request["mode"],
             leaks=self._leaks,
         )
@@ -173,20 +167,12 @@ class Shard:
         resources = self._rollouts.read_resources()
         config = ProxyConfig(
             backend_url=f"{self.ref.model_server}/v1",
-            call_seed=self._call_seed,
+            rollout_seeds=self._seeds,
             deadline_seconds=self.settings.timeout_seconds,
         )
         async with ProxyServer(config, self._tracer) as proxy:
             self._llm = proxy.as_resource(resources.policy.version, resources.sampling_parameters)
-            try:
-                yield
-            finally:
-                self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _call_seed(self, rollout_id: str, call_index: int) -> int:
-        """Return the 63-bit sampling seed of one call; the same whichever attempt makes it."""
-        text = f"{self._seeds[rollout_id]}/{call_index}"
-        return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1
+            yield
 
     async def _flush_regularly(self, on_flush: FlushListener) -> None:
         while True:
