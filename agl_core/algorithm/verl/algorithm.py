@@ -1,4 +1,4 @@
-"""VERL as an iterative algorithm: GRPO on rollouts, one update of VERL's `TrainingWorker` an iteration.
+"""VERL as an iterative algorithm: rollouts of an input as a group, one update an iteration.
 
 Torch and VERL are loaded when an update is first asked for, and their work runs in one thread of
 its own, so that the event loop stays free. The update worker lives on between iterations. It is
@@ -13,14 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.algorithm.base import Experience, IterativeAlgorithm
 from agl_core.algorithm.verl.config import compose, normalise, total_steps
 from agl_core.algorithm.verl.order import rows_of_step
 from agl_core.errors import ConfigError
-from agl_core.ledger.tables import UPDATE_METRICS, UPDATE_ROWS
 from agl_core.types.training import (
     Artifacts,
     Dataset,
@@ -204,8 +202,8 @@ class VERL(IterativeAlgorithm[VERLState]):
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _learn(self, state: VERLState, experience: Experience) -> VERLState:
-        from agl_core.algorithm.verl import batch as rows  # noqa: PLC0415 loads torch
-        from agl_core.algorithm.verl.metrics import iteration_metrics  # noqa: PLC0415
+        from agl_core.algorithm.verl import batch as rows
+        from agl_core.algorithm.verl.metrics import iteration_metrics, metrics_table
 
         batch = rows.read_rows(experience.read_batch())
         advantages = rows.advantages(
@@ -221,23 +219,17 @@ class VERL(IterativeAlgorithm[VERLState]):
         folder = experience.artifacts.scratch("checkpoint")
         worker.save_checkpoint(folder, state.step + 1)
         checkpoint = experience.artifacts.put_folder("checkpoint", folder)
-        update_rows = pa.table(
-            [
-                pa.array(batch.row, pa.int32()),
-                rows.ragged_column(old.values, batch.response_lengths),
-                rows.ragged_column(advantages, batch.response_lengths),
-            ],
-            schema=UPDATE_ROWS,
+        experience.artifacts.put_table(
+            "update_rows", rows.update_rows(batch, old.values, advantages)
         )
-        experience.artifacts.put_table("update_rows", update_rows)
-        metrics = [(number, steps[number]) for number in range(len(steps))]
-        metrics.append((None, iteration_metrics(batch, old, advantages)))
-        experience.artifacts.put_table("update_metrics", _long_table(metrics))
+        experience.artifacts.put_table(
+            "update_metrics", metrics_table(steps, iteration_metrics(batch, old, advantages))
+        )
         self._held = (state.step + 1, checkpoint)
         return state.model_copy(update={"step": state.step + 1, "checkpoint": checkpoint})
 
     def _export(self, state: VERLState, artifacts: Artifacts) -> VERLState:
-        from agl_core.serving.weights import weights_digest  # noqa: PLC0415
+        from agl_core.serving.weights import weights_digest
 
         worker = self._worker_at(state, artifacts)
         folder = artifacts.scratch("policy")
@@ -251,7 +243,7 @@ class VERL(IterativeAlgorithm[VERLState]):
 
     def _worker_at(self, state: VERLState, artifacts: Artifacts) -> "UpdateWorker":
         """Return a worker that holds the state's weights, building it if the live one does not."""
-        from agl_core.algorithm.verl.worker import UpdateWorker  # noqa: PLC0415 loads torch
+        from agl_core.algorithm.verl.worker import UpdateWorker
 
         if self._worker is None or self._held != (state.step, state.checkpoint):
             self._drop_worker()
@@ -280,13 +272,3 @@ def _policy_folder(policy: PolicyRef, artifacts: Artifacts) -> Path:
 
 def _same_folder(one: str, other: str) -> bool:
     return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
-
-
-def _long_table(metrics: list[tuple[int | None, dict[str, float]]]) -> pa.Table:
-    """Return metrics as `UPDATE_METRICS`; step is null for those of the whole iteration."""
-    entries = [
-        {"step": step, "name": name, "value": value}
-        for step, values in metrics
-        for name, value in sorted(values.items())
-    ]
-    return pa.Table.from_pylist(entries, schema=UPDATE_METRICS)

@@ -15,6 +15,7 @@ import torch
 
 from agl_core.algorithm.verl.platform_cpu import quiet_imports
 from agl_core.errors import TrainerError
+from agl_core.ledger.tables import UPDATE_ROWS
 
 with quiet_imports():
     from tensordict import TensorDict
@@ -98,12 +99,6 @@ def _ragged(table: pa.Table, name: str) -> tuple[pa.Array, np.ndarray]:
     return pc.list_flatten(column), lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def ragged_column(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
-    """Return flat float values as a list column, the reverse of reading one."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.float32()))
-
-
 def jagged(values: np.ndarray | torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
     """Return flat values as the jagged nested tensor [N, ragged] that VERL works on."""
     offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
@@ -172,3 +167,19 @@ def advantages(batch: RowBatch, estimator: str, norm_adv_by_std_in_grpo: bool) -
     per_row = per_rollout.squeeze(1).numpy()[inverse]
     per_token = np.repeat(per_row, batch.response_lengths)
     return np.where(batch.response_mask > 0, per_token, 0).astype(np.float32)
+
+
+def update_rows(batch: RowBatch, old_log_probs: np.ndarray, advantages: np.ndarray) -> pa.Table:
+    """Return what an update saw of each row, as `UPDATE_ROWS`.
+
+    Args:
+        batch: The rows.
+        old_log_probs: [R] float32, nats.
+        advantages: [R] float32.
+    """
+    offsets = np.concatenate([[0], np.cumsum(batch.response_lengths)]).astype(np.int32)
+    columns = [
+        pa.ListArray.from_arrays(offsets, pa.array(values, pa.float32()))
+        for values in (old_log_probs, advantages)
+    ]
+    return pa.table([pa.array(batch.row, pa.int32()), *columns], schema=UPDATE_ROWS)

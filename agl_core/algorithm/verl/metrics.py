@@ -1,9 +1,11 @@
 """Figures of one iteration's update, under the names that VERL's trainer gives them."""
 
 import numpy as np
+import pyarrow as pa
 
 from agl_core.algorithm.verl.batch import RowBatch
 from agl_core.algorithm.verl.worker import LogProbs
+from agl_core.ledger.tables import UPDATE_METRICS
 
 
 def iteration_metrics(batch: RowBatch, old: LogProbs, advantages: np.ndarray) -> dict[str, float]:
@@ -45,3 +47,18 @@ def iteration_metrics(batch: RowBatch, old: LogProbs, advantages: np.ndarray) ->
                 figures[f"training/rollout_{name}_diff_mean"] = difference.mean()
                 figures[f"training/rollout_{name}_diff_max"] = difference.max()
     return {name: float(value) for name, value in figures.items()}
+
+
+def metrics_table(steps: list[dict[str, float]], iteration: dict[str, float]) -> pa.Table:
+    """Return metrics as `UPDATE_METRICS`, sorted by name within each step.
+
+    Args:
+        steps: Metrics of each optimizer step, in order.
+        iteration: Metrics of the whole iteration; their step is null.
+    """
+    entries = [
+        {"step": step, "name": name, "value": value}
+        for step, values in [*enumerate(steps), (None, iteration)]
+        for name, value in sorted(values.items())
+    ]
+    return pa.Table.from_pylist(entries, schema=UPDATE_METRICS)

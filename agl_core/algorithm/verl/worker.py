@@ -1,42 +1,31 @@
-"""One VERL `TrainingWorker` in this process: log-probs, optimizer steps, checkpoints, export.
+"""One VERL `TrainingWorker` in this process: log-probs, optimizer steps, checkpoints, export."""
 
-The worker joins a process group of one rank over an in-memory store, so no port is opened, and
-leaves it on `close`; one worker can live in a process at a time, and another may follow it.
-"""
-
-import gc
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from omegaconf import DictConfig
 
-from agl_core.algorithm.verl import platform_cpu
 from agl_core.algorithm.verl.batch import RowBatch, jagged, to_tensordict
-from agl_core.errors import AglError, TrainerError
+from agl_core.algorithm.verl.build import (
+    build_training_worker,
+    leave_process_group,
+    translated,
+)
+from agl_core.algorithm.verl.export import write_policy
+from agl_core.algorithm.verl.platform_cpu import quiet_imports
+from agl_core.errors import TrainerError
 
-with platform_cpu.quiet_imports():
+with quiet_imports():
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
-    from verl.utils.config import omega_conf_to_dataclass
     from verl.utils.metric import Metric, reduce_metrics
     from verl.utils.py_functional import rename_dict
-    from verl.workers.config import TrainingWorkerConfig
-    from verl.workers.engine_workers import TrainingWorker
-    from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import response_from_nested
-
-_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,38 +75,14 @@ class UpdateWorker:
             TrainerError: VERL cannot build the worker, or this process has a torch process group
                 already.
         """
-        if dist.is_initialized():
-            raise TrainerError("this process has a torch process group already; close it first")
-        self._config = _for_this_machine(config, model_folder, total_steps)
+        self._config = config
         self._model_folder = model_folder
-        actor = self._config.actor_rollout_ref.actor
-        self._micro_batch_size: int = actor.ppo_micro_batch_size_per_gpu
-        self._infer_micro_batch_size: int = (
-            self._config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
-        )
-        try:
-            with (
-                _translated("build"),
-                _environment(),
-                platform_cpu.quiet_imports(),
-                redirect_stdout(sys.stderr),
-            ):
-                backend = "cpu:gloo,cuda:nccl" if platform_cpu.HAS_GPU else "gloo"
-                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-                actor_config = omega_conf_to_dataclass(actor)
-                self._worker = TrainingWorker(_worker_config(self._config, actor_config))
-                self._worker.reset()
-                self._worker.set_loss_fn(partial(ppo_loss, config=actor_config))
-        except BaseException:
-            self.close()
-            raise
+        self._worker = build_training_worker(config, model_folder, total_steps)
 
     def close(self) -> None:
         """Free the model and leave the process group; the object cannot be used afterwards."""
-        self.__dict__.pop("_worker", None)
-        gc.collect()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        del self._worker
+        leave_process_group()
 
     def log_probs(self, batch: RowBatch, temperature: float) -> LogProbs:
         """Return the log-prob of each response token under the current weights.
@@ -129,17 +94,17 @@ class UpdateWorker:
         Raises:
             TrainerError: VERL failed, or a log-prob is not finite.
         """
-        data = _select(
-            to_tensordict(batch), np.arange(len(batch)), batch, self._infer_micro_batch_size
-        )
+        rollout = self._config.actor_rollout_ref.rollout
+        micro_batch_size = min(len(batch), rollout.log_prob_micro_batch_size_per_gpu)
+        data = _select(to_tensordict(batch), np.arange(len(batch)), batch, micro_batch_size)
         tensordict_utils.assign_non_tensor(
             data,
             temperature=temperature,
             calculate_entropy=True,
             compute_loss=False,
-            micro_batch_size_per_gpu=min(len(batch), self._infer_micro_batch_size),
+            micro_batch_size_per_gpu=micro_batch_size,
         )
-        with _translated("log-prob pass"):
+        with translated("log-prob pass"):
             output = self._worker.infer_batch(data)
             num_tokens = len(batch.response_ids)  # what follows are filler rows
             values, entropy = (
@@ -198,16 +163,17 @@ class UpdateWorker:
         ]
         metrics = []
         for number, mini_batch in enumerate(slices):
-            mini_data = _select(data, mini_batch, batch, self._micro_batch_size)
+            micro_batch_size = min(len(mini_batch), actor.ppo_micro_batch_size_per_gpu)
+            mini_data = _select(data, mini_batch, batch, micro_batch_size)
             tensordict_utils.assign_non_tensor(
                 mini_data,
                 temperature=self._config.actor_rollout_ref.rollout.temperature,
                 calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0,
                 global_batch_size=len(mini_batch),
-                micro_batch_size_per_gpu=min(len(mini_batch), self._micro_batch_size),
+                micro_batch_size_per_gpu=micro_batch_size,
                 update_lr_scheduler=number == len(slices) - 1,
             )
-            with _translated("update"):
+            with translated("update"):
                 output = self._worker.train_batch(mini_data)
             metrics.append(_step_metrics(tensordict_utils.get(output, "metrics"), number))
         return metrics
@@ -218,7 +184,7 @@ class UpdateWorker:
         Raises:
             TrainerError: VERL failed.
         """
-        with _translated("checkpoint"), redirect_stdout(sys.stderr):
+        with translated("checkpoint"), redirect_stdout(sys.stderr):
             self._worker.save_checkpoint(str(folder), global_step=step)
 
     def load_checkpoint(self, folder: Path) -> None:
@@ -233,15 +199,13 @@ class UpdateWorker:
         """
         if not (folder / "model_world_size_1_rank_0.pt").is_file():
             raise TrainerError(f"{folder} holds no checkpoint of one rank")
-        with _translated("checkpoint"), redirect_stdout(sys.stderr):
+        with translated("checkpoint"), redirect_stdout(sys.stderr):
             self._worker.load_checkpoint(str(folder), del_local_after_load=False)
 
     def export(self, folder: Path) -> None:
         """Write the current weights as an ordinary Hugging Face folder.
 
-        The folder mirrors the one that the worker was built from: same files, same tensors in
-        each, same dtypes, new values. So configuration, tokenizer and chat template are kept byte
-        by byte, and unchanged weights give equal files.
+        It mirrors the folder that the worker was built from; see `export.write_policy`.
 
         Args:
             folder: An existing empty folder.
@@ -249,60 +213,10 @@ class UpdateWorker:
         Raises:
             TrainerError: The model folder has no safetensors, or a tensor that the model lacks.
         """
-        sources = sorted(self._model_folder.glob("*.safetensors"))
-        if not sources:
-            raise TrainerError(f"{self._model_folder} holds no safetensors")
-        with _translated("export"):
+        with translated("export"):
             tensors, _ = self._worker.engine.get_per_tensor_param()
             weights = {name: tensor.detach().cpu() for name, tensor in tensors}
-            for source in sources:
-                _write_like(source, folder / source.name, weights)
-        for path in self._model_folder.iterdir():
-            if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES:
-                (folder / path.name).write_bytes(path.read_bytes())
-
-
-def _for_this_machine(config: DictConfig, model_folder: Path, total_steps: int) -> DictConfig:
-    """Return a copy of the configuration with what the run, not the user, decides."""
-    config = config.copy()
-    settings: dict[str, Any] = {
-        "model.path": str(model_folder),
-        "actor.optim.total_training_steps": total_steps,
-    }
-    if not platform_cpu.HAS_GPU:
-        settings |= {
-            "model.use_remove_padding": False,
-            "model.enable_gradient_checkpointing": False,
-            "model.override_config.attn_implementation": "sdpa",
-            "actor.strategy": "fsdp2",
-            "actor.use_torch_compile": False,
-            "actor.fsdp_config.use_torch_compile": False,
-            "actor.fsdp_config.mixed_precision": dict.fromkeys(
-                ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
-            ),
-        }
-    for key, value in settings.items():
-        OmegaConf.update(config, f"actor_rollout_ref.{key}", value, force_add=True)
-    return config
-
-
-def _worker_config(config: DictConfig, actor_config: Any) -> TrainingWorkerConfig:
-    """Build the worker's configuration as VERL's `ActorRolloutRefWorker.init_model` does."""
-    engine = actor_config.engine
-    engine.use_dynamic_bsz = False
-    engine.micro_batch_size_per_gpu = actor_config.ppo_micro_batch_size_per_gpu
-    engine.infer_micro_batch_size_per_gpu = (
-        config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
-    )
-    model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-    actor_config.model_config = model_config
-    return TrainingWorkerConfig(
-        model_type="language_model",
-        model_config=model_config,
-        engine_config=engine,
-        optimizer_config=actor_config.optim,
-        checkpoint_config=actor_config.checkpoint,
-    )
+            write_policy(weights, self._model_folder, folder)
 
 
 def _select(
@@ -312,7 +226,7 @@ def _select(
 
     VERL refuses a mini-batch that its micro-batches do not divide.
     """
-    num_fillers = -len(rows) % min(micro_batch_size, len(rows))
+    num_fillers = -len(rows) % micro_batch_size
     shortest = rows[np.argmin((batch.prompt_lengths + batch.response_lengths)[rows])]
     indices = np.concatenate([rows, np.full(num_fillers, shortest)])
     selected = tensordict_utils.index_select_tensor_dict(data, torch.from_numpy(indices))
@@ -341,38 +255,3 @@ def _step_metrics(metrics: dict[str, Any], number: int) -> dict[str, float]:
         if not np.isfinite(named[name]):
             raise TrainerError(f"optimizer step {number}: {name} is {named[name]}")
     return named
-
-
-def _write_like(source: Path, target: Path, weights: dict[str, torch.Tensor]) -> None:
-    with safe_open(source, framework="pt") as layout:
-        names, metadata = list(layout.keys()), layout.metadata()
-        dtypes = {name: layout.get_tensor(name).dtype for name in names}
-    missing = [name for name in names if name not in weights]
-    if missing:
-        raise TrainerError(f"{source.name}: the model has no tensor {missing[0]!r}")
-    save_file({n: weights[n].to(dtypes[n]).contiguous() for n in names}, target, metadata)
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Set what VERL's worker reads from, and writes to, the environment; restore it after."""
-    before = dict(os.environ)
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    unused = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    try:
-        os.environ.update(rank | unused | platform_cpu.ENVIRONMENT)
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    """Turn what VERL and torch raise into a TrainerError."""
-    try:
-        yield
-    except AglError:
-        raise
-    except (RuntimeError, ValueError, KeyError, AssertionError, OSError, SafetensorError) as error:
-        raise TrainerError(f"VERL {what} failed: {type(error).__name__}: {error}") from error

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agl_core.algorithm.verl.config import compose
+from agl_core.algorithm.verl.config import compose, normalise
 from agl_core.ledger.tables import BATCH_ROWS
 from agl_core.types.training import FileRef, FolderRef
 
@@ -76,7 +76,7 @@ class LocalArtifacts:
 def make_rows(
     shape: list[tuple[int, int, float]], *, logprob: float | None = -4.5, masked: bool = False
 ) -> pa.Table:
-    """Build a batch table; one row for each (rollout index, group, reward), ids made from its place."""
+    """Build a batch table of one row for each (rollout index, group, reward)."""
     rows = []
     for place, (index, group, reward) in enumerate(shape):
         prompt = [1 + (place * 7 + k) % 90 for k in range(3 + place % 4)]
@@ -100,20 +100,27 @@ def make_rows(
     return pa.Table.from_pylist(rows, schema=BATCH_ROWS)
 
 
-UNEVEN = [(0, 0, 1.0), (0, 0, 1.0), (1, 0, 0.0), (2, 1, 0.5), (3, 1, 0.25), (3, 1, 0.25)] + [
-    (4, 1, 1.0)
+UNEVEN = [
+    (0, 0, 1.0),
+    (0, 0, 1.0),
+    (1, 0, 0.0),
+    (2, 1, 0.5),
+    (3, 1, 0.25),
+    (3, 1, 0.25),
+    (4, 1, 1.0),
 ]
 """Seven rows of five rollouts in a group of two and one of three."""
 
 
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder: LlamaForCausalLM of 2 layers, random weights, a character tokenizer."""
-    from agl_core.algorithm.verl import platform_cpu  # noqa: F401, PLC0415 the platform comes first
+    """A Hugging Face folder: a Llama of 2 layers, random weights, a character tokenizer."""
+    from agl_core.algorithm.verl.platform_cpu import quiet_imports
 
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    with quiet_imports():
+        import torch
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     characters = [chr(code) for code in range(32, 127)]
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *characters])}
@@ -150,16 +157,31 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _session_worker(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory):
     from agl_core.algorithm.verl.worker import UpdateWorker
 
-    worker = UpdateWorker(compose(SETTINGS), tiny_policy, total_steps=4)
+    update_worker = UpdateWorker(compose(SETTINGS), tiny_policy, total_steps=4)
     start = tmp_path_factory.mktemp("start")
-    worker.save_checkpoint(start, step=0)
-    yield worker, start
-    worker.close()
+    update_worker.save_checkpoint(start, step=0)
+    yield update_worker, start
+    update_worker.close()
 
 
 @pytest.fixture
 def worker(_session_worker):
-    """The session's update worker with the weights and optimizer that it started with."""
+    """The session's update worker, with the weights and optimizer that it started with."""
     update_worker, start = _session_worker
     update_worker.load_checkpoint(start)
     return update_worker
+
+
+@pytest.fixture
+def worker_with(_session_worker, monkeypatch: pytest.MonkeyPatch):
+    """The session's update worker under other settings of the rows' way through it."""
+    update_worker, start = _session_worker
+    update_worker.load_checkpoint(start)
+
+    def configure(**actor: Any):
+        settings = {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
+        plain = normalise(SETTINGS) | settings
+        monkeypatch.setattr(update_worker, "_config", compose(plain))
+        return update_worker
+
+    return configure
