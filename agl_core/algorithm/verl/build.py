@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 
@@ -25,6 +26,18 @@ with platform_cpu.quiet_imports():
     from verl.workers.config import TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import ppo_loss
+
+_FAILURES = (
+    AssertionError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    HydraException,
+    SafetensorError,
+)
+"""What VERL and torch raise."""
 
 _num_members = 0
 """Workers of this process that are in its process group."""
@@ -63,7 +76,7 @@ def build_training_worker(
 
 
 def _join_process_group() -> None:
-    global _num_members  # noqa: PLW0603 torch's process group is a global, too
+    global _num_members
     if not _num_members:
         if dist.is_initialized():
             raise TrainerError("this process has a torch process group already; end it first")
@@ -75,7 +88,7 @@ def _join_process_group() -> None:
 
 def leave_process_group() -> None:
     """Free what a dropped worker held, and end the process group with the last worker."""
-    global _num_members  # noqa: PLW0603
+    global _num_members
     gc.collect()
     _num_members -= 1
     if not _num_members:
@@ -146,5 +159,5 @@ def translated(what: str) -> Iterator[None]:
         yield
     except AglError:
         raise
-    except (RuntimeError, ValueError, KeyError, AssertionError, OSError, SafetensorError) as error:
+    except _FAILURES as error:
         raise TrainerError(f"VERL {what} failed: {type(error).__name__}: {error}") from error

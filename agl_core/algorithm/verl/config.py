@@ -80,7 +80,7 @@ def compose(overrides: Mapping[str, Any]) -> DictConfig:
         raise ConfigError("VERL config: " + "; ".join(problems))
     for key, value in flat.items():
         OmegaConf.update(config, key, value, merge=False)
-    _fill_twins(config, flat)
+    _settle(config, flat)
     _check_values(config)
     return config
 
@@ -137,7 +137,7 @@ def _same(default: Any, value: Any) -> bool:
     return type(default) is type(value) and default == value
 
 
-def _fill_twins(config: DictConfig, flat: Mapping[str, Any]) -> None:
+def _settle(config: DictConfig, flat: Mapping[str, Any]) -> None:
     actor = config.actor_rollout_ref.actor
     if ACTOR + "grad_clip" in flat:
         if flat.get(ACTOR + "optim.clip_grad", actor.grad_clip) != actor.grad_clip:
@@ -147,6 +147,9 @@ def _fill_twins(config: DictConfig, flat: Mapping[str, Any]) -> None:
         for bound in ("clip_ratio_low", "clip_ratio_high"):
             if ACTOR + bound not in flat:
                 actor[bound] = actor.clip_ratio
+    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
+        # VERL's default is the padded length, which here varies with the rows
+        actor.loss_scale_factor = config.data.max_response_length
     rollout = config.actor_rollout_ref.rollout
     if rollout.log_prob_micro_batch_size_per_gpu is None:
         rollout.log_prob_micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu

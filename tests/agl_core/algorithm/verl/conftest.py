@@ -173,15 +173,19 @@ def worker(_session_worker):
 
 
 @pytest.fixture
-def worker_with(_session_worker, monkeypatch: pytest.MonkeyPatch):
-    """The session's update worker under other settings of the rows' way through it."""
-    update_worker, start = _session_worker
-    update_worker.load_checkpoint(start)
+def worker_with(worker, monkeypatch: pytest.MonkeyPatch):
+    """Sets keys of the actor that are read after the worker is built."""
+    from functools import partial
+
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.utils.losses import ppo_loss
 
     def configure(**actor: Any):
-        settings = {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
-        plain = normalise(SETTINGS) | settings
-        monkeypatch.setattr(update_worker, "_config", compose(plain))
-        return update_worker
+        keys = {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
+        config = compose(normalise(SETTINGS) | keys)
+        loss_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        monkeypatch.setattr(worker, "_config", config)
+        monkeypatch.setattr(worker._worker, "loss_fn", partial(ppo_loss, config=loss_config))
+        return worker
 
     return configure

@@ -91,24 +91,42 @@ def test_one_step_equals_a_plain_clipped_loss_and_adamw(worker, rows, tiny_polic
     assert metrics["actor/lr"] == 1e-3
     assert not [name for name in metrics if "perf" in name or "mfu" in name]
     weights = exported(worker, tmp_path / "policy")
-    for name, parameter in model.state_dict().items():
-        if name in weights:
-            assert (weights[name] - parameter).abs().max() < 1e-6, name
+    for name, parameter in model.named_parameters():
+        difference = (weights[name] - parameter.detach()).abs()
+        # AdamW divides by |gradient| + 1e-8: rounding shows where the gradient is next to nothing
+        assert difference[parameter.grad.abs() > 1e-6].max() < 1e-6, name
+        assert difference.max() < 2e-5, name
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_the_loss_does_not_depend_on_micro_batches(worker_with, rows, mode):
+def row_losses(losses: np.ndarray, rows: RowBatch) -> list[np.ndarray]:
+    ends = np.cumsum(rows.response_lengths)[:-1]
+    masks = np.split(rows.response_mask > 0, ends)
+    return [loss[mask] for loss, mask in zip(np.split(losses, ends), masks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "formula"),
+    [
+        ("token-mean", lambda parts: np.concatenate(parts).mean()),
+        ("seq-mean-token-mean", lambda parts: np.mean([part.mean() for part in parts])),
+        ("seq-mean-token-sum", lambda parts: np.mean([part.sum() for part in parts])),
+        ("seq-mean-token-sum-norm", lambda parts: np.mean([part.sum() / 32 for part in parts])),
+    ],
+)
+def test_losses_are_normalised_over_the_mini_batch(worker_with, rows, tmp_path, mode, formula):
     advantage = advantages(rows, "grpo", True)
-    found = []
-    for size in (1, 3, 16):
+    expected = formula(row_losses(-advantage * np.exp(0.1), rows))
+    start, norms = tmp_path / "start", []
+    for size in (3, 16):
         worker = worker_with(loss_agg_mode=mode, ppo_micro_batch_size_per_gpu=size)
-        worker._worker.loss_fn.keywords["config"].__dict__["loss_agg_mode"] = mode
-        old = worker.log_probs(rows, 1.0).values - 0.1
+        if not norms:
+            worker.save_checkpoint(start, 0)
+        worker.load_checkpoint(start)
+        old = worker.log_probs(rows, 1.0).values - np.float32(0.1)
         (metrics,) = worker.update(rows, old, advantage, step=0)
-        found.append((metrics["actor/pg_loss"], metrics["actor/grad_norm"]))
-    worker._worker.loss_fn.keywords["config"].__dict__["loss_agg_mode"] = "token-mean"
-    assert np.ptp([loss for loss, _ in found[:1]]) == 0
-    assert len(found) == 3
+        assert metrics["actor/pg_loss"] == pytest.approx(expected, abs=2e-6)
+        norms.append(metrics["actor/grad_norm"])
+    assert norms == pytest.approx([norms[0]] * 2, rel=1e-5)
 
 
 def test_no_row_is_dropped_however_rows_divide():
@@ -162,17 +180,14 @@ def test_rows_without_weight_change_nothing(worker, tmp_path):
         row["response_mask"] = [0] * len(row["response_mask"])
     batch = read_rows(type(table).from_pylist(plain, schema=table.schema))
     few = read_rows(table.slice(0, 5))
-    checkpoint = tmp_path / "start"
-    worker.save_checkpoint(checkpoint, 0)
-    results = []
-    for number, rows_ in enumerate((batch, few)):
-        worker.load_checkpoint(checkpoint)
-        old = worker.log_probs(rows_, 1.0).values
-        advantage = np.where(rows_.response_mask, np.float32(0.5), np.float32(0))
-        worker.update(rows_, old, advantage, step=0)
-        results.append(exported(worker, tmp_path / str(number)))
-    for name in results[0]:
-        assert (results[0][name] - results[1][name]).abs().max() < 1e-6
+    worker.save_checkpoint(tmp_path / "start", 0)
+    found = []
+    for kept in (batch, few):
+        worker.load_checkpoint(tmp_path / "start")
+        old = worker.log_probs(kept, 1.0).values
+        (metrics,) = worker.update(kept, old, np.full_like(old, 0.5), step=0)
+        found.append((metrics["actor/pg_loss"], metrics["actor/grad_norm"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
 def test_a_batch_without_weight_is_refused(worker):
