@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from agl_core.algorithm.verl.platform_cpu import quiet_imports
@@ -62,7 +61,7 @@ def read_rows(table: pa.Table) -> RowBatch:
         TrainerError: No row is left, a row has no prompt or response token, a row's columns
             differ in length, or a reward is not finite.
     """
-    table = table.filter(pc.is_null(table["drop_reason"]))
+    table = table.filter(table["drop_reason"].is_null())
     prompt_ids, prompt_lengths = _ragged(table, "prompt_ids")
     response_ids, response_lengths = _ragged(table, "response_ids")
     mask, mask_lengths = _ragged(table, "response_mask")
@@ -95,8 +94,8 @@ def read_rows(table: pa.Table) -> RowBatch:
 def _ragged(table: pa.Table, name: str) -> tuple[pa.Array, np.ndarray]:
     """Return a list column's flat values and each row's length; a null list has length 0."""
     column = table[name].combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    return pc.list_flatten(column), lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = column.value_lengths().fill_null(0)
+    return column.flatten(), lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def jagged(values: np.ndarray | torch.Tensor, lengths: np.ndarray) -> torch.Tensor:

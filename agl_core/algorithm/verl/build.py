@@ -81,8 +81,9 @@ def _join_process_group() -> None:
         if dist.is_initialized():
             raise TrainerError("this process has a torch process group already; end it first")
         backend = "cpu:gloo,cuda:nccl" if platform_cpu.HAS_GPU else "gloo"
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] it is documented
         with translated("build"):
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
     _num_members += 1
 
 

@@ -232,7 +232,8 @@ def _select(
     selected = tensordict_utils.index_select_tensor_dict(data, torch.from_numpy(indices))
     if num_fillers:
         lengths = batch.response_lengths[indices]
-        values = selected["response_mask"].values().clone()
+        mask: Any = selected["response_mask"]
+        values = mask.values().clone()
         values[lengths[: len(rows)].sum() :] = 0
         selected["response_mask"] = selected["loss_mask"] = jagged(values, lengths)
     lengths = (batch.prompt_lengths + batch.response_lengths)[rows].tolist()

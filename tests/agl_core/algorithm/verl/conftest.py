@@ -122,6 +122,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
         from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine
     characters = [chr(code) for code in range(32, 127)]
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *characters])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

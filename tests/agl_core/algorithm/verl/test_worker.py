@@ -15,8 +15,6 @@ from agl_core.algorithm.verl.worker import UpdateWorker, mini_batches
 from agl_core.errors import TrainerError
 from tests.agl_core.algorithm.verl.conftest import SETTINGS, UNEVEN, compose, make_rows
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning:torch")
-
 
 def plain_log_probs(model: torch.nn.Module, batch: RowBatch, temperature: float) -> torch.Tensor:
     """Log-probs [R] of the response tokens, one row at a time without padding."""
@@ -216,6 +214,7 @@ def test_a_folder_without_checkpoint_is_refused(worker, tmp_path):
 
 def take_a_step(policy: Path, checkpoint: Path, folder: Path) -> None:
     """Go on from a checkpoint in this process, and leave log-probs and weights in a folder."""
+    torch.set_num_threads(1)  # as here; another number adds up in another order
     worker = UpdateWorker(compose(SETTINGS), policy, total_steps=4)
     worker.load_checkpoint(checkpoint)
     batch = read_rows(make_rows(UNEVEN))
