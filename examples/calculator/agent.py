@@ -1,8 +1,8 @@
-"""The calculator agent: asks the model a question, runs the tool it may call, and judges its answer.
+"""The calculator agent: asks the model, runs the tool that it may call, and judges its answer.
 
-The model writes either a call such as `calc(12+34)`, and is told the result, or its final answer
-such as `=46`. The reward is 1.0 for the right answer, else 0.0. The stock OpenAI client is used; all
-rollouts of a process share its connections.
+The model writes either a call such as `calc(12+34)`, and is told the result, or its final answer:
+`=46`, or `~50` where it guesses. The reward is 1.0 for the right number, else 0.0. The stock OpenAI
+client is used; all rollouts of a process share its connections.
 """
 
 import ast
@@ -22,8 +22,7 @@ if TYPE_CHECKING:  # 0.1 s, and only annotations need them
 MAX_CALLS = 3
 TOOL_ERROR = "error"
 _MAX_EXPRESSION = 40
-_CALL = re.compile(r"calc\((.*)\)", re.DOTALL)
-_ANSWER = re.compile(r"=\s*(-?\d{1,12})")
+_ANSWER = re.compile(r"[=~]\s*(-?\d{1,12})")
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -56,10 +55,14 @@ def _value(node: ast.expr) -> int:
     raise ValueError(f"not allowed: {type(node).__name__}")
 
 
-def tool_call(text: str) -> str | None:
-    """Return the expression that the model wants computed, or None where it calls no tool."""
-    found = _CALL.fullmatch(text.strip())
-    return None if found is None else found.group(1)
+def run_tool(text: str) -> str | None:
+    """Return the tool's answer, `error` for a call it cannot read; None where none is called."""
+    text = text.strip()
+    if not text.startswith("calc"):
+        return None
+    if not (text.startswith("calc(") and text.endswith(")")):
+        return TOOL_ERROR
+    return evaluate(text.removeprefix("calc(").removesuffix(")"))
 
 
 def final_answer(text: str) -> int | None:
@@ -96,14 +99,14 @@ async def calculator(task: dict[str, Any], llm: LLM) -> float:
             model=llm.model, messages=messages, **llm.sampling_parameters
         )
         text = response.choices[0].message.content or ""
-        expression = tool_call(text)
-        if expression is None:
+        result = run_tool(text)
+        if result is None:
             reward = float(final_answer(text) == task["answer"])
             break
         tool_used = True
         messages += [
             {"role": "assistant", "content": text},
-            {"role": "user", "content": evaluate(expression)},
+            {"role": "user", "content": result},
         ]
     emit_annotation({"calculator.tool_used": tool_used})
     return reward

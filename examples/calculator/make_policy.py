@@ -4,11 +4,15 @@ The warm-up is supervised: first the skill alone (call the tool with the express
 result), then a mix of behaviours in which the skill is the minority, so that reinforcement learning
 has something to shift:
 
-    guess     =51                       without the tool: near the truth, seldom right
+    guess     ~51                       without the tool: near the truth, seldom right
     proper    calc(12+34) -> 46    =46
-    wrong     calc(12+94) -> 106   =106     a digit or the operator differs
-    broken    calc(12+)   -> error =51      half of it missing: the tool cannot read it
-    ignore    calc(12+34) -> 46    =51      the result is not used
+    half      calc(12)    -> 12    =12      computes only a part
+    broken    calc 12+34  -> error ~51      not how the tool is called
+    ignore    calc(12+34) -> 46    ~51      the result is not used
+
+Each behaviour leaves the proper one at a single token, so reinforcement shifts a few choices and
+the copying of digits, which has to be exact, is left alone. (Where the behaviours differed by their
+digits, updates damaged the copying.)
 
 Only tokens of the assistant carry loss. Seeded; a few minutes on one core.
 
@@ -31,6 +35,8 @@ from transformers import (  # noqa: TID253 - as above
 
 from examples.calculator.make_data import answer, question, split_expressions
 
+TOOL_ERROR = "error"
+"""What `agent.py` answers to a call that it cannot read."""
 POLICY = Path(__file__).parent / "policy"
 SPECIAL = ["<|pad|>", "<|unk|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 CHAT_TEMPLATE = (
@@ -39,7 +45,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-MIX = {"guess": 0.54, "proper": 0.28, "wrong": 0.05, "broken": 0.03, "ignore": 0.10}
+MIX = {"guess": 0.52, "proper": 0.27, "half": 0.06, "broken": 0.05, "ignore": 0.10}
 
 Turn = tuple[str, str]
 """Role and content."""
@@ -83,16 +89,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def _near(value: int, rng: random.Random) -> int:
-    """Return a guess: within 20 of the value, right once in 41."""
-    return value + rng.randint(-20, 20)
-
-
-def _spoil(expression: str, rng: random.Random) -> str:
-    """Return the expression with one character replaced by another of its kind."""
-    position = rng.randrange(len(expression))
-    kind = "+-*" if expression[position] in "+-*" else "123456789"
-    other = rng.choice([c for c in kind if c != expression[position]])
-    return expression[:position] + other + expression[position + 1 :]
+    """Return a guess: about the value, all digits but the first 0."""
+    near = value + rng.randint(-20, 20)
+    unit = 10 ** (len(str(abs(near))) - 1)
+    return round(near / unit) * unit
 
 
 def conversation(behaviour: str, expression: str, rng: random.Random) -> list[Turn]:
@@ -100,20 +100,14 @@ def conversation(behaviour: str, expression: str, rng: random.Random) -> list[Tu
     value = answer(expression)
     asked = ("user", question(expression))
     if behaviour == "guess":
-        return [asked, ("assistant", f"={_near(value, rng)}")]
+        return [asked, ("assistant", f"~{_near(value, rng)}")]
     if behaviour == "broken":
-        called = expression.rstrip("0123456789")
-        turns = [asked, ("assistant", f"calc({called})"), ("user", "error")]
-        return [*turns, ("assistant", f"={_near(value, rng)}")]
-    called = _spoil(expression, rng) if behaviour == "wrong" else expression
-    result = answer(called)
-    said = _near(result, rng) if behaviour == "ignore" else result
-    return [
-        asked,
-        ("assistant", f"calc({called})"),
-        ("user", str(result)),
-        ("assistant", f"={said}"),
-    ]
+        turns = [asked, ("assistant", f"calc {expression}"), ("user", TOOL_ERROR)]
+        return [*turns, ("assistant", f"~{_near(value, rng)}")]
+    called = expression[:2] if behaviour == "half" else expression
+    result = called if behaviour == "half" else str(value)
+    said = f"~{_near(value, rng)}" if behaviour == "ignore" else f"={result}"
+    return [asked, ("assistant", f"calc({called})"), ("user", result), ("assistant", said)]
 
 
 def encode(turns: list[Turn], tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
@@ -151,12 +145,17 @@ def warm_up(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     seed: int,
-    skill_steps: int = 700,
-    mix_steps: int = 500,
-    batch_size: int = 192,
+    skill_steps: int = 450,
+    mix_steps: int = 450,
+    batch_size: int = 160,
     learning_rate: float = 3e-3,
+    noise: float = 0.03,
 ) -> None:
-    """Train the model in place: `skill_steps` on proper use alone, then `mix_steps` on the mix."""
+    """Train the model in place: `skill_steps` on proper use alone, then `mix_steps` on the mix.
+
+    Each gradient is taken at weights moved by Gaussian noise of a standard deviation that grows to
+    `noise`: what is learned then survives weights that move, as reinforcement will move them.
+    """
     rng = random.Random(seed)
     expressions = split_expressions().warm_up
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
@@ -168,9 +167,17 @@ def warm_up(
             group["lr"] = learning_rate * rate
         mix = {"proper": 1.0} if step < skill_steps else MIX
         ids, labels = make_batch(rng.sample(expressions, batch_size), mix, tokenizer, rng)
+        deviation = noise * min(1.0, max(0.0, (step - skill_steps / 2) / (skill_steps / 2)))
+        kept = [weight.detach().clone() for weight in model.parameters()]
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight), alpha=deviation)
         loss = model(input_ids=ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
+        with torch.no_grad():
+            for weight, value in zip(model.parameters(), kept, strict=True):
+                weight.copy_(value)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 50 == 0 or step == num_steps - 1:
@@ -182,12 +189,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=POLICY)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise", type=float, default=0.03)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    warm_up(model, tokenizer, options.seed)
+    warm_up(model, tokenizer, options.seed, noise=options.noise)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     size_bytes = sum(file.stat().st_size for file in options.out.iterdir())
