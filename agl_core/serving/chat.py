@@ -42,7 +42,7 @@ class ChatRequest(BaseModel):
     """The fields of `POST /v1/chat/completions` that the engine honours.
 
     Raises:
-        ValidationError: A field is unknown, has a value that is not supported, or contradicts another.
+        ValidationError: A field is unknown, not supported with that value, or contradicts another.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -97,7 +97,7 @@ def parse_request(body: bytes) -> ChatRequest:
     """Return the checked request.
 
     Raises:
-        ConfigError: The body is not JSON, or a field is unknown or not supported; the message names it.
+        ConfigError: The body is not JSON, or a field is unknown or not supported and then named.
     """
     try:
         return ChatRequest.model_validate_json(body)

@@ -95,7 +95,7 @@ def not_served(asked: str, served: str) -> UpstreamError:
 
 
 def draw_uniforms(request: GenerationRequest) -> torch.Tensor:
-    """Return [max_tokens] float64 uniforms in [0, 1), decided by the request's seed and draw alone."""
+    """Return [max_tokens] float64 uniforms in [0, 1), decided by seed and draw alone."""
     generator = torch.Generator().manual_seed(request.seed)
     for _ in range(request.draw):
         torch.rand(request.max_tokens, generator=generator, dtype=torch.float64)
@@ -130,8 +130,8 @@ def load_policy(version: str, folder: Path) -> LoadedPolicy:
     """Read a Hugging Face folder in fp32, from local files only.
 
     Raises:
-        ConfigError: The folder is missing or incomplete, is no causal model, or its tokenizer has no
-            chat template.
+        ConfigError: The folder is missing or incomplete, is no causal model, or its tokenizer has
+            no chat template.
     """
     transformers_logging.disable_progress_bar()
     digest = weights_digest(folder)
@@ -288,8 +288,8 @@ class Engine:
         """Queue a request; from any thread.
 
         Returns:
-            Its completion, or one of these errors: UpstreamError (another version is served when its
-            turn comes), ConfigError (prompt and `max_tokens` exceed the model's positions),
+            Its completion, or one of these errors: UpstreamError (another version is served when
+            its turn comes), ConfigError (prompt and `max_tokens` exceed the model's positions),
             TransientError (the engine closed).
         """
         future: Future[Completion] = Future()

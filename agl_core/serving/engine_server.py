@@ -151,6 +151,7 @@ class BearerToken:
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what may pass."""
         if scope["type"] == "http" and scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
@@ -218,9 +219,8 @@ class _AnnouncedServer(uvicorn.Server):
         self._url = url
         self._address_file = address_file
 
-    async def startup(  # noqa: D102 - uvicorn's
-        self, sockets: list[socket.socket] | None = None
-    ) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start as uvicorn does, then announce."""
         await super().startup(sockets)
         logger.info("serving at %s", self._url)
         if self._address_file is not None:

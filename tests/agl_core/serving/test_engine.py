@@ -213,5 +213,5 @@ def test_closed_engine_refuses(policy_folder: Path) -> None:
     ],
 )
 def test_impossible_requests_cannot_be_made(changes: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="token|temperature|seed|stop"):
+    with pytest.raises(ValueError, match=r"token|temperature|seed|stop"):
         make_request(**{"prompt": [1], **changes})

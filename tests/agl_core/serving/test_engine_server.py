@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import OpenAI
 
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app, is_loopback, main
@@ -257,7 +257,7 @@ def test_unusable_model_folder_ends_in_status_2(tmp_path: Path) -> None:
     assert main(["--model", str(tmp_path), "--version", "v000000"]) == 2
 
 
-async def test_process_announces_its_address_and_serves_the_openai_client(
+def test_process_announces_its_address_and_serves_the_openai_client(
     policy_folder: Path, tmp_path: Path
 ) -> None:
     address, token = tmp_path / "address", tmp_path / "token"
@@ -269,18 +269,19 @@ async def test_process_announces_its_address_and_serves_the_openai_client(
     try:
         deadline = time.monotonic() + 60
         while not address.exists() and time.monotonic() < deadline and process.poll() is None:
-            await asyncio.sleep(0.05)
-        url = address.read_text()
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
-            answer = await client.chat.completions.create(
+            time.sleep(0.05)
+        url = f"{address.read_text()}/v1"
+        with OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+            answer = client.chat.completions.create(
                 model="v000000",
                 messages=[{"role": "user", "content": "Hi"}],
                 max_tokens=4,
                 logprobs=True,
                 extra_body={"return_token_ids": True},
             )
-        token_ids: Any = answer.choices[0].model_extra
-        assert len(token_ids["token_ids"]) == answer.usage.completion_tokens
+        extra: Any = answer.choices[0].model_extra
+        assert answer.usage is not None
+        assert len(extra["token_ids"]) == answer.usage.completion_tokens
         assert {file.name for file in tmp_path.iterdir()} == {"address", "token"}
     finally:
         process.send_signal(signal.SIGTERM)
