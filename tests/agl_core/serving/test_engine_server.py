@@ -1,0 +1,289 @@
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from agl_core.serving.engine import Engine
+from agl_core.serving.engine_server import create_app, is_loopback, main
+from agl_core.serving.weights import weights_digest
+
+HELLO = [{"role": "user", "content": "What is 12+34?"}]
+
+
+def make_body(**changes: Any) -> dict[str, Any]:
+    body = {"model": "v000000", "messages": HELLO, "max_tokens": 8, "seed": 3}
+    return {**body, **changes}
+
+
+def client_of(engine: Engine, token: str | None = None) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(engine, token))
+    return httpx.AsyncClient(transport=transport, base_url="http://engine")
+
+
+@pytest.fixture
+async def client(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(engine) as client:
+        yield client
+
+
+async def chat(client: httpx.AsyncClient, **changes: Any) -> httpx.Response:
+    return await client.post("/v1/chat/completions", json=make_body(**changes))
+
+
+async def test_answer_has_ids_logprobs_usage_and_policy(
+    client: httpx.AsyncClient, engine: Engine, policy_folder: Path
+) -> None:
+    response = await chat(client, logprobs=True, return_token_ids=True)
+    answer = response.json()
+    choice = answer["choices"][0]
+    tokenizer = engine.loaded.tokenizer
+    template = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(answer["prompt_token_ids"]) == template
+    content = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [
+        tokenizer.decode([token_id]) for token_id in choice["token_ids"]
+    ]
+    assert all(entry["logprob"] <= 0 and entry["top_logprobs"] == [] for entry in content)
+    assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
+    assert answer["usage"] == {
+        "prompt_tokens": len(answer["prompt_token_ids"]),
+        "completion_tokens": len(choice["token_ids"]),
+        "total_tokens": len(answer["prompt_token_ids"]) + len(choice["token_ids"]),
+    }
+    assert answer["system_fingerprint"] == weights_digest(policy_folder)
+    assert response.headers["x-agl-weights-digest"] == weights_digest(policy_folder)
+    assert response.headers["x-agl-policy-version"] == answer["model"] == "v000000"
+
+
+async def test_ids_and_logprobs_come_only_where_asked_for(client: httpx.AsyncClient) -> None:
+    answer = (await chat(client)).json()
+    assert "prompt_token_ids" not in answer
+    assert "token_ids" not in answer["choices"][0]
+    assert answer["choices"][0]["logprobs"] is None
+
+
+async def test_same_seed_same_tokens_and_no_seed_other_ones(client: httpx.AsyncClient) -> None:
+    texts = [(await chat(client, max_tokens=20)).json()["choices"][0]["message"] for _ in "ab"]
+    assert texts[0] == texts[1]
+    free = [
+        (await chat(client, max_tokens=20, seed=None)).json()["choices"][0]["message"]["content"]
+        for _ in range(4)
+    ]
+    assert len(set(free)) > 1
+
+
+async def test_several_choices_differ_and_the_first_is_that_of_n_1(
+    client: httpx.AsyncClient,
+) -> None:
+    one = (await chat(client, return_token_ids=True)).json()
+    three = (await chat(client, n=3, return_token_ids=True)).json()
+    ids = [choice["token_ids"] for choice in three["choices"]]
+    assert [choice["index"] for choice in three["choices"]] == [0, 1, 2]
+    assert ids[0] == one["choices"][0]["token_ids"]
+    assert ids[0] != ids[1] != ids[2]
+    assert three["usage"]["completion_tokens"] == sum(map(len, ids))
+
+
+async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClient) -> None:
+    usage = (await chat(client, max_tokens=None)).json()["usage"]
+    assert usage["total_tokens"] <= 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 5}, "top_k"),
+        ({"stream": True}, "stream"),
+        ({"tools": []}, "tools"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"n": 0}, "n:"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 9}, "max_tokens and max_completion_tokens differ"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "256 positions"),
+        ({"max_tokens": 250}, "256 positions"),
+        ({"model": None}, "model"),
+    ],
+)
+async def test_unsupported_request_is_400_and_names_the_field(
+    client: httpx.AsyncClient, changes: dict[str, Any], named: str
+) -> None:
+    response = await chat(client, **changes)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert named in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"]
+
+
+async def test_neutral_values_and_echoed_messages_are_taken(client: httpx.AsyncClient) -> None:
+    echo = {"role": "assistant", "content": "46", "refusal": None, "tool_calls": []}
+    response = await chat(
+        client, top_p=1.0, top_k=-1, stream=False, n=1, stop=None, messages=[*HELLO, echo, *HELLO]
+    )
+    assert response.status_code == 200
+
+
+async def test_body_that_is_no_json_is_400(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/chat/completions", content=b"{")
+    assert response.status_code == 400
+
+
+async def test_unknown_route_and_method_answer_in_openai_shape(client: httpx.AsyncClient) -> None:
+    for response in (await client.get("/v1/nothing"), await client.put("/policy")):
+        assert response.status_code in (404, 405)
+        assert response.json()["error"]["message"]
+
+
+async def test_stop_text_is_cut_off(client: httpx.AsyncClient) -> None:
+    text = (await chat(client)).json()["choices"][0]["message"]["content"]
+    choice = (await chat(client, stop=text[2])).json()["choices"][0]
+    assert choice["message"]["content"] == text[: text.index(text[2])]
+
+
+async def test_swap_changes_the_digest_and_refuses_the_old_name(
+    client: httpx.AsyncClient, other_policy_folder: Path
+) -> None:
+    before = (await client.get("/policy")).json()
+    body = {"version": "v000001", "path": str(other_policy_folder)}
+    loaded = (await client.post("/policy", json=body)).json()
+    assert loaded == (await client.get("/policy")).json()
+    assert loaded == {
+        "version": "v000001",
+        "weights_digest": weights_digest(other_policy_folder),
+    }
+    assert loaded["weights_digest"] != before["weights_digest"]
+    refused = await chat(client)
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"] == ("model v000000 is not served; serving v000001")
+    taken = await chat(client, model="v000001")
+    assert taken.headers["x-agl-weights-digest"] == loaded["weights_digest"]
+    assert (await client.get("/v1/models")).json()["data"][0]["id"] == "v000001"
+
+
+@pytest.mark.parametrize("body", [{"version": "v000001", "path": "/nowhere"}, {"version": "v1"}])
+async def test_bad_policy_is_400_and_the_old_one_still_served(
+    client: httpx.AsyncClient, body: dict[str, str]
+) -> None:
+    response = await client.post("/policy", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+    assert (await client.get("/policy")).json()["version"] == "v000000"
+    assert (await chat(client)).status_code == 200
+
+
+async def test_token_is_required_except_for_health(engine: Engine) -> None:
+    async with client_of(engine, token="secret") as client:
+        assert (await client.get("/health")).status_code == 200
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            refused = await client.get("/policy", headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        right = {"authorization": "Bearer secret"}
+        assert (await client.get("/policy", headers=right)).status_code == 200
+
+
+async def test_metrics_count(client: httpx.AsyncClient) -> None:
+    answers = [(await chat(client)).json() for _ in range(3)]
+    metrics = (await client.get("/metrics")).json()
+    assert metrics == {
+        "requests_total": 3,
+        "prompt_tokens_total": sum(answer["usage"]["prompt_tokens"] for answer in answers),
+        "completion_tokens_total": sum(a["usage"]["completion_tokens"] for a in answers),
+        "batches_total": 3,
+    }
+
+
+async def test_concurrent_requests_share_batches(client: httpx.AsyncClient, engine: Engine) -> None:
+    responses = await asyncio.gather(*(chat(client, seed=seed) for seed in range(64)))
+    assert {response.status_code for response in responses} == {200}
+    assert engine.num_batches <= 8
+
+
+async def test_unexpected_error_is_500_in_openai_shape(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(engine.loaded, "model", fail)
+    transport = httpx.ASGITransport(create_app(engine), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        response = await chat(client)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+
+
+async def test_closed_engine_is_503(policy_folder: Path) -> None:
+    engine = Engine(policy_folder, "v000000")
+    engine.close()
+    async with client_of(engine) as client:
+        assert (await chat(client)).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_loopback_is_recognised(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_open_address_needs_a_token(policy_folder: Path) -> None:
+    arguments = ["--model", str(policy_folder), "--version", "v000000", "--host", "0.0.0.0"]
+    assert main(arguments) == 2
+
+
+def test_unusable_model_folder_ends_in_status_2(tmp_path: Path) -> None:
+    assert main(["--model", str(tmp_path), "--version", "v000000"]) == 2
+
+
+def test_process_announces_its_address_and_serves_the_openai_client(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    address, token = tmp_path / "address", tmp_path / "token"
+    token.write_text("secret\n")
+    command = [sys.executable, "-m", "agl_core.serving.engine", "--version", "v000000"]
+    command += ["--model", str(policy_folder), "--threads", "1"]
+    command += ["--address-file", str(address), "--token-file", str(token)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not address.exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        url = f"{address.read_text()}/v1"
+        with OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model="v000000",
+                messages=[{"role": "user", "content": "Hi"}],
+                max_tokens=4,
+                logprobs=True,
+                extra_body={"return_token_ids": True},
+            )
+        extra: Any = answer.choices[0].model_extra
+        assert answer.usage is not None
+        assert len(extra["token_ids"]) == answer.usage.completion_tokens
+        assert {file.name for file in tmp_path.iterdir()} == {"address", "token"}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+    assert b"serving at http://127.0.0.1:" in log
