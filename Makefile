@@ -9,6 +9,9 @@ TORCH ?= torch==2.13.0
 RUN ?= calculator
 PORT ?= 4200
 
+# Several torch threads only get into each other's way on a model as small as the demo's.
+export OMP_NUM_THREADS ?= 1
+
 BIN := .venv/bin
 READY := .venv/ready
 

@@ -2,9 +2,11 @@
 iteration.
 """
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -64,43 +66,39 @@ class RunDisplay:
         self._live.stop()
 
 
-def iterations_table(run_id: str, manifests: list[Manifest]) -> Table:
+def iterations_table(run_id: str, manifests: Sequence[Manifest]) -> Table:
     """Return one row for each iteration: rewards, what agents noted, update metrics, times."""
     notes = sorted({name for m in manifests for name in m.rewards.annotations})
-    table = Table(title=f"run {run_id}", title_justify="left")
-    table.add_column("iteration", justify="right")
-    table.add_column("policy")
-    for name in (
-        "reward",
-        "pass rate",
-        *map(_short, notes),
-        "validation",
-        "trained",
-        "KL",
-        "grad norm",
-    ):
+    table = Table(
+        title=f"run {run_id}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+        collapse_padding=True,
+    )
+    table.add_column("#", justify="right")
+    for name in ("policy", "reward", "pass", *map(_short, notes), "validation", "trained"):
         table.add_column(name, justify="right")
-    for name in ("rollout s", "update s", "total s"):
+    for name in ("KL", "grad", "roll s", "upd s", "all s"):
         table.add_column(name, justify="right")
     for manifest in manifests:
         table.add_row(*_cells(manifest, notes))
     return table
 
 
-def _cells(manifest: Manifest, notes: list[str]) -> list[str]:
+def _cells(manifest: Manifest, notes: Sequence[str]) -> list[str]:
     rewards, seconds = manifest.rewards, manifest.cost.stage_seconds
     return [
         str(manifest.iteration),
-        f"{manifest.policy_in.version} -> {manifest.policy_out.version[-2:]}"
-        if manifest.policy_out
-        else manifest.policy_in.version,
+        manifest.policy_in.version.replace("v0000", "v"),
         _number(rewards.mean_reward),
         _number(rewards.pass_rate),
         *(_number(rewards.annotations.get(name)) for name in notes),
         _validation_cell(manifest),
         f"{manifest.coverage.trained}/{manifest.coverage.expected}",
         _number(manifest.update.get("actor/ppo_kl"), "{:.4f}"),
-        _number(manifest.update.get("actor/grad_norm"), "{:.3f}"),
+        _number(manifest.update.get("actor/grad_norm")),
         f"{seconds.get('rollout', 0.0):.1f}",
         f"{seconds.get('update', 0.0):.1f}",
         f"{sum(seconds.values()):.1f}",
@@ -108,11 +106,9 @@ def _cells(manifest: Manifest, notes: list[str]) -> list[str]:
 
 
 def _validation_cell(manifest: Manifest) -> str:
-    """Return the score of the version that the iteration made; at first, that of the base before
-    it.
-    """
+    """Return the score of the version that the iteration made; at first also that of the base."""
     means = [_number(summary.mean_reward) for _, summary in sorted(manifest.validation.items())]
-    return " -> ".join(means)
+    return ">".join(means)
 
 
 def plain_line(manifest: Manifest) -> str:
@@ -123,7 +119,7 @@ def plain_line(manifest: Manifest) -> str:
         f" ({_notes(manifest.rewards)}), validation {scored or 'none'}, "
         f"trained {manifest.coverage.trained}/{manifest.coverage.expected}, "
         f"KL {_number(manifest.update.get('actor/ppo_kl'), '{:.4f}')}, "
-        f"grad norm {_number(manifest.update.get('actor/grad_norm'), '{:.3f}')}, "
+        f"grad norm {_number(manifest.update.get('actor/grad_norm'))}, "
         f"{sum(manifest.cost.stage_seconds.values()):.1f} s"
     )
 
@@ -144,5 +140,5 @@ def _short(name: str) -> str:
     return name.rsplit(".", 1)[-1].replace("_", " ")
 
 
-def _number(value: float | None, form: str = "{:.3f}") -> str:
+def _number(value: float | None, form: str = "{:.2f}") -> str:
     return "none" if value is None else form.format(value)

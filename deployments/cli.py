@@ -34,7 +34,7 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Look at runs in a ledger an
 app.add_typer(ledger_app, name="ledger")
 
 STATE_FOLDER = Path(".agl")
-_answers = Console()
+_answers = Console(width=None if sys.stdout.isatty() else 100)
 _log = Console(stderr=True)
 
 Ledger = Annotated[str, typer.Option(help="A local folder, or s3://bucket/prefix.")]
@@ -61,13 +61,14 @@ def run(
         _show(prepared.ledger, settings.run_id)
         _answers.print(f"Run {settings.run_id} is complete. Start another one with --run-id NAME.")
         return
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
-    from deployments.server import drain, prefect_server
+    from deployments.server import connected_server, drain
 
-    display = RunDisplay(_log, settings.run_id, prepared.algorithm.num_iterations)
+    display = RunDisplay(
+        _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
+    )
     with (
         display,
-        prefect_server(STATE_FOLDER / "prefect", while_starting=prepared.algorithm.warm_up),
+        connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
         from flows.training_run import training_run
@@ -88,7 +89,6 @@ def ui(
     """Open the Prefect UI on the runs that were recorded here, until Ctrl-C."""
     from deployments.server import prefect_server
 
-    os.environ.pop("PREFECT_API_URL", None)
     with prefect_server(STATE_FOLDER / "prefect", port=port) as url:
         _answers.print(f"Prefect UI: {url.removesuffix('/api')}/v2/dashboard  (Ctrl-C ends it)")
         try:
@@ -158,9 +158,17 @@ def _show(ledger: RunLedger, run_id: str) -> None:
         _answers.print(f"Reward plot: {plot or ledger.plot_key}", soft_wrap=True)
 
 
+def _log_to_stderr() -> None:
+    """Show warnings, also of libraries that set their own loggers to a lower level."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
 def main() -> None:
     """Run the command; a mistake of the user gives one sentence and status 2, not a traceback."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    _log_to_stderr()
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:
         app()

@@ -1,7 +1,7 @@
 """A Prefect server of our own: started on a free port, with a home of its own, drained before it is
 stopped.
 
-A server that is named by `PREFECT_API_URL` is used instead of starting one.
+Where `PREFECT_API_URL` names a running server, that one is used instead.
 """
 
 import asyncio
@@ -33,8 +33,11 @@ SERVER_SETTINGS = {
     "DO_NOT_TRACK": "1",
 }
 
+# Errors go to the caller as exceptions and to the server with the run's logs, not to the console.
 CLIENT_SETTINGS = {
     "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "agl_core",
     "PREFECT_CLI_PROMPT": "false",
 }
@@ -49,41 +52,45 @@ _QUIET_POLLS = 3
 def prefect_server(
     home: Path, port: int | None = None, while_starting: Callable[[], object] = lambda: None
 ) -> Generator[str]:
-    """Run a Prefect server and point this process at it; call before prefect is imported.
+    """Run a Prefect server of our own on the loopback address, and yield its API's URL.
 
     Args:
         home: Folder of the server's database and log; recorded runs stay there.
-        port: Port on the loopback address; None takes a free one.
+        port: None takes a free one.
         while_starting: Work to do while the server starts (20 to 30 s with a new home).
-
-    Yields:
-        The API's URL.
 
     Raises:
         TransientError: The server did not answer in time; the message holds the end of its log.
     """
-    os.environ.update(
-        {name: value for name, value in CLIENT_SETTINGS.items() if name not in os.environ}
-    )
-    if url := os.environ.get("PREFECT_API_URL"):
-        while_starting()
-        yield url
-        return
     home = home.resolve()
-    port = port or _free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}/api"
     env = os.environ | SERVER_SETTINGS | {"PREFECT_HOME": str(home), "PREFECT_API_URL": url}
-    command = [sys.executable, "-m", "prefect", "server", "start"]
-    with spawn(
-        [*command, "--host", "127.0.0.1", "--port", str(port)], home / "server.log", env
-    ) as server:
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
+    with spawn([*command, "--port", str(port)], home / "server.log", env) as server:
         while_starting()
         deadline = time.monotonic() + _START_SECONDS
         while not _is_healthy(url):
             if not server.is_running or time.monotonic() > deadline:
                 raise TransientError(f"the Prefect server did not start:\n{server.log_tail()}")
             time.sleep(0.25)
-        os.environ |= {"PREFECT_HOME": str(home), "PREFECT_API_URL": url}
+        yield url
+
+
+@contextmanager
+def connected_server(home: Path, while_starting: Callable[[], object]) -> Generator[str]:
+    """Point this process at the server that `PREFECT_API_URL` names, or at one that is started.
+
+    Prefect reads its settings when it is imported: call this before.
+    """
+    for name, value in CLIENT_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if url := os.environ.get("PREFECT_API_URL"):
+        while_starting()
+        yield url
+        return
+    with prefect_server(home, while_starting=while_starting) as url:
+        os.environ |= {"PREFECT_HOME": str(home.resolve()), "PREFECT_API_URL": url}
         yield url
 
 
@@ -120,7 +127,8 @@ async def _count_task_runs(client: Any, task_run_filter: Any) -> int:
     return int(answer.text)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of the loopback address that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

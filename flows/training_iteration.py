@@ -29,7 +29,7 @@ async def training_iteration(ref: IterationRef) -> str:
     proposed = propose(ref)
     policy = PolicyRef.model_validate(proposed.values["policy_in"])
     publish(ref)
-    if ref.iteration == 0 and context.current().run.algorithm.validates_base:
+    if ref.iteration == 0:
         await evaluate(ref, state_before(ref.open()), "rollout_base", "evaluate_base")
 
     await roll_out(ref, "rollout", TRAIN_SET, policy)

@@ -101,15 +101,9 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
     def done(self, state: StateT) -> bool:
         """Say whether the run has reached its end."""
 
-    @property
-    def validates_base(self) -> bool:
-        """Whether the policy that training starts from is scored before the first update."""
-        return False
-
-    @property
     @abstractmethod
-    def num_iterations(self) -> int:
-        """Iterations until the run is done, for progress displays."""
+    def num_iterations(self, state: StateT) -> int:
+        """Return the iterations of the whole run, for progress displays."""
 
     def warm_up(self) -> None:
         """Load what takes long to load; calling it is optional, and useful while something else

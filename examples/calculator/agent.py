@@ -11,9 +11,9 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agl_core.emitter.annotation import emit_annotation
 from openai import AsyncOpenAI
 
+from agl_core.emitter.annotation import emit_annotation
 from agl_core.types.resources import LLM
 
 if TYPE_CHECKING:  # 0.1 s, and only annotations need them

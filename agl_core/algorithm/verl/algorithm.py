@@ -7,6 +7,7 @@ asked to go on from: after a crash, a failed update or a replay.
 """
 
 import asyncio
+import importlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.algorithm.base import Experience, IterativeAlgorithm
+from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
 from agl_core.algorithm.verl.config import compose, normalise, total_steps
 from agl_core.algorithm.verl.order import rows_of_step
 from agl_core.errors import ConfigError
@@ -75,14 +76,30 @@ class VERL(IterativeAlgorithm[VERLState]):
         """Step and checkpoint that the live worker's weights belong to."""
 
     @property
-    def max_prompt_length(self) -> int:
-        """Tokens of a prompt above which a row is to be dropped from the batch."""
-        return self.config.data.max_prompt_length
+    def model_path(self) -> str:
+        """Local Hugging Face folder of the policy that training starts from.
+
+        Raises:
+            ConfigError: `actor_rollout_ref.model.path` is not set.
+        """
+        path = self.overrides.get("actor_rollout_ref.model.path")
+        if path is None:
+            raise ConfigError("set actor_rollout_ref.model.path to a local Hugging Face folder")
+        return str(path)
 
     @property
-    def max_response_length(self) -> int:
-        """Tokens that one model call may generate."""
-        return self.config.data.max_response_length
+    def batch_limits(self) -> BatchLimits:
+        """VERL's `data.max_prompt_length` and `data.max_response_length`."""
+        data = self.config.data
+        return BatchLimits(data.max_prompt_length, data.max_response_length)
+
+    def num_iterations(self, state: VERLState) -> int:
+        """Return the updates of the whole run."""
+        return total_steps(self.config, state.train_size)
+
+    def warm_up(self) -> None:
+        """Load torch and VERL (about 10 s)."""
+        importlib.import_module("agl_core.algorithm.verl.worker")
 
     def start(
         self, base: PolicyRef, train_dataset: Dataset, val_dataset: Dataset | None
@@ -177,7 +194,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             policy=state.policy,
             sampling_parameters={
                 "temperature": float(temperature),
-                "max_tokens": self.max_response_length,
+                "max_tokens": self.batch_limits.max_response_length,
             },
             requests=tuple(
                 RolloutRequest(dataset=mode, row=row, group=group, sample=sample, mode=mode)

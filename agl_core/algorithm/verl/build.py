@@ -5,8 +5,9 @@ and it ends with the last worker.
 """
 
 import gc
+import io
+import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
 
 from agl_core.algorithm.verl import platform_cpu
 from agl_core.errors import AglError, TrainerError
@@ -26,6 +28,11 @@ with platform_cpu.quiet_imports():
     from verl.workers.config import TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import ppo_loss
+
+logger = logging.getLogger(__name__)
+
+# torch warns of its own internal use, once a process, through a handler of its own.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 _FAILURES = (
     AssertionError,
@@ -63,7 +70,7 @@ def build_training_worker(
             translated("build"),
             _environment(),
             platform_cpu.quiet_imports(),
-            redirect_stdout(sys.stderr),
+            _quiet_output(),
         ):
             actor_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
             worker = TrainingWorker(_worker_config(config, actor_config))
@@ -137,6 +144,21 @@ def _worker_config(config: DictConfig, actor_config: Any) -> TrainingWorkerConfi
         optimizer_config=actor_config.optim,
         checkpoint_config=actor_config.checkpoint,
     )
+
+
+@contextmanager
+def _quiet_output() -> Iterator[None]:
+    """Keep what VERL prints and draws while it builds off the terminal; it is logged at DEBUG."""
+    printed = io.StringIO()
+    had_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        if had_bar:
+            transformers_logging.enable_progress_bar()
+        logger.debug("VERL: %s", printed.getvalue())
 
 
 @contextmanager
