@@ -6,7 +6,6 @@ Answers go to standard output, everything else to standard error.
 
 import asyncio
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,15 +1,44 @@
-"""Fixtures shared by the suite: one S3 server for each test run, ledgers in temporary folders."""
+"""Fixtures shared by the suite.
+
+One S3 server, one Prefect server, one model engine and one VERL process for each test run, each
+started by the first test that asks for it. Prefect reads its settings when it is imported, so the
+address of the server is chosen here, before any test module is.
+"""
 
 import logging
+import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
-import pytest
-from moto.server import ThreadedMotoServer
+from deployments.server import CLIENT_SETTINGS, free_port, prefect_server
 
-from agl_core.ledger.storage import Storage, open_storage
+_PREFECT_HOME = tempfile.TemporaryDirectory(prefix="agl-tests-prefect-")
+_PREFECT_PORT = free_port()
+os.environ |= CLIENT_SETTINGS | {
+    "PREFECT_HOME": _PREFECT_HOME.name,
+    "PREFECT_API_URL": f"http://127.0.0.1:{_PREFECT_PORT}/api",
+    "OMP_NUM_THREADS": "1",
+}
+
+import boto3  # noqa: E402
+import pytest  # noqa: E402
+from moto.server import ThreadedMotoServer  # noqa: E402
+
+from agl_core.config import RunConfig, ServingSettings  # noqa: E402
+from agl_core.identity import base_model  # noqa: E402
+from agl_core.ledger.storage import Storage, open_storage  # noqa: E402
+from agl_core.serving.launch import ModelServer  # noqa: E402
+from deployments.cli import read_config  # noqa: E402
+
+CALCULATOR = Path("examples/calculator")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Overlook sockets to the Prefect server: its client leaves some open after an event loop."""
+    peer = rf"raddr=\('127.0.0.1', {_PREFECT_PORT}\)"
+    config.addinivalue_line("filterwarnings", f"ignore:unclosed <socket.*{peer}:ResourceWarning")
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +75,42 @@ def storage(request: pytest.FixtureRequest) -> Storage:
     if request.param == "s3":
         return open_storage(request.getfixturevalue("s3_uri"))
     return request.getfixturevalue("local_storage")
+
+
+@pytest.fixture(scope="session")
+def prefect_api() -> Iterator[str]:
+    """A real Prefect server; yields its API's URL."""
+    with prefect_server(Path(_PREFECT_HOME.name), port=_PREFECT_PORT) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    """A real engine server in a process of its own, at first with the calculator's policy."""
+    base = base_model(str(CALCULATOR / "policy")).policy
+    with ModelServer.start(ServingSettings(), base, tmp_path_factory.mktemp("engine")) as server:
+        yield server
+
+
+@pytest.fixture
+def run_config(engine: ModelServer, tmp_path: Path) -> RunConfig:
+    """A small calculator run: 2 iterations of 4 prompts x 4 rollouts, 8 validation rows."""
+    return small_run(engine.url, str(tmp_path / "ledger"))
+
+
+def small_run(engine_url: str, ledger: str, **overrides: object) -> RunConfig:
+    """The calculator's configuration made small; overrides replace top-level settings."""
+    config = read_config(CALCULATOR / "run.yaml", {"ledger": ledger, "run_id": "small"})
+    verl = config.algorithm.config | {
+        "data.train_batch_size": 4,
+        "data.val_batch_size": 8,
+        "actor_rollout_ref.rollout.n": 4,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
+        "trainer.total_training_steps": 2,
+    }
+    values = config.model_dump() | {
+        "algorithm": {"type": "verl", "config": verl},
+        "serving": {"url": engine_url},
+        **overrides,
+    }
+    return RunConfig.model_validate(values)

@@ -71,6 +71,7 @@ async def run_attempt(
     timeout_seconds: float | None,
     claim: int = 1,
     mode: RolloutMode = "train",
+    metadata: dict[str, Any] | None = None,
     prompt_template: PromptTemplate | None = None,
     leaks: LeakCounter | None = None,
 ) -> AttemptResult:
@@ -87,6 +88,7 @@ async def run_attempt(
         timeout_seconds: Deadline of the agent, waiting for a thread included; None for none.
         claim: Number of the shard attempt that makes this try; part of the attempt's id.
         mode: What the rollout is for.
+        metadata: For agents that take the rollout.
         prompt_template: The prompt, for agents that take one.
         leaks: Counts agents that run on after their deadline.
 
@@ -97,7 +99,7 @@ async def run_attempt(
     started, clock = time.time(), time.monotonic()
     attempted = _attempted_rollout(
         rollout_id, make_attempt_id(rollout_id, attempt, claim), attempt, task, mode, started
-    )
+    ).model_copy(update={"metadata": metadata})
     attempt_id = attempted.attempt.attempt_id
     bound = llm.bind(rollout_id, attempt_id) if llm else None
 

@@ -131,6 +131,7 @@ class Shard:
             tracer=self._tracer,
             timeout_seconds=self.settings.timeout_seconds,
             mode=request["mode"],
+            metadata={name: request[name] for name in ("dataset", "row", "group", "sample")},
             leaks=self._leaks,
         )
         self._attempts.setdefault(index, []).append(result)

@@ -85,6 +85,10 @@ class ModelServer:
                 f"expected {policy.weights_digest}"
             )
 
+    def metrics(self) -> dict[str, Any]:
+        """Return the server's counters, for example `requests_total`."""
+        return self._call("GET", "/metrics")
+
     def stop(self) -> None:
         """End the engine, if it was started here."""
         if self._process is not None:

@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from openai import AsyncOpenAI
+from openai import OpenAI
 
 from agl_core.emitter.annotation import emit_annotation
 from agl_core.types.resources import LLM
@@ -72,12 +72,12 @@ def final_answer(text: str) -> int | None:
 
 
 @lru_cache(maxsize=1)
-def _client() -> AsyncOpenAI:
+def _client() -> OpenAI:
     """Return the client whose connections all rollouts share; a new one takes 20 to 50 ms."""
-    return AsyncOpenAI(api_key="none", base_url="http://127.0.0.1", max_retries=0)
+    return OpenAI(api_key="none", base_url="http://127.0.0.1", max_retries=0)
 
 
-async def calculator(task: dict[str, Any], llm: LLM) -> float:
+def calculator(task: dict[str, Any], llm: LLM) -> float:
     """Answer one question and return the reward.
 
     Args:
@@ -95,7 +95,7 @@ async def calculator(task: dict[str, Any], llm: LLM) -> float:
     tool_used = False
     reward = 0.0
     for _ in range(MAX_CALLS):
-        response = await client.chat.completions.create(
+        response = client.chat.completions.create(
             model=llm.model, messages=messages, **llm.sampling_parameters
         )
         text = response.choices[0].message.content or ""

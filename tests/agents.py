@@ -1,0 +1,52 @@
+"""Agents that tests run; each is an ordinary function, as a user would write it."""
+
+import time
+from typing import Any
+
+from openai import OpenAI
+
+from agl_core.types.core import AttemptedRollout
+from agl_core.types.resources import LLM
+from examples.calculator.agent import calculator
+
+
+def _ask(task: dict[str, Any], llm: LLM) -> str:
+    with OpenAI(base_url=llm.get_base_url(), api_key=llm.api_key, max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model=llm.model,
+            messages=[{"role": "user", "content": task["question"]}],
+            **llm.sampling_parameters,
+        )
+    return answer.choices[0].message.content or ""
+
+
+def asks_once(task: dict[str, Any], llm: LLM) -> float:
+    """A sync agent with its own client."""
+    return float(len(_ask(task, llm)) % 2)
+
+
+def fails_by_sample(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -> float | None:
+    """Ends in another way for each sample of a group."""
+    sample = rollout.metadata["sample"] if rollout.metadata else 0
+    _ask(task, llm)
+    match sample:
+        case 0:
+            return 1.0
+        case 1:
+            raise ValueError("the agent gave up")
+        case 2:
+            time.sleep(60)
+            return 1.0
+        case _:
+            return None
+
+
+def fails_on_last_sample(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -> float:
+    """Fails once in each group of four."""
+    text = _ask(task, llm)
+    if rollout.metadata and rollout.metadata["sample"] == 3:
+        raise ValueError("the agent gave up")
+    return float(len(text))
+
+
+__all__ = ["asks_once", "calculator", "fails_by_sample", "fails_on_last_sample"]

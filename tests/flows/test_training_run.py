@@ -1,0 +1,211 @@
+"""The whole chain on real parts: Prefect server, engine, proxy, VERL, ledger."""
+
+import asyncio
+
+import duckdb
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+
+from agl_core import semconv
+from agl_core.config import RolloutSettings, RunConfig
+from agl_core.errors import ConfigError, TrainerError
+from agl_core.ledger import files
+from agl_core.ledger.run import RunLedger, open_run
+from agl_core.ledger.stages import STAGES
+from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, REQUESTS, SPANS, TRIPLETS, UPDATE_ROWS
+from agl_core.ledger.verify import verify_run
+from flows.training_run import training_run
+from tests.conftest import small_run
+
+pytestmark = pytest.mark.usefixtures("prefect_api")
+
+
+@pytest.fixture(scope="module")
+def trained(prefect_api, engine, tmp_path_factory) -> RunLedger:
+    """A finished small run at temperature 1."""
+    return _train(small_run(engine.url, str(tmp_path_factory.mktemp("ledger")), run_id="trained"))
+
+
+def _train(config: RunConfig) -> RunLedger:
+    asyncio.run(training_run(config))
+    return open_run(config.ledger, config.run_id)
+
+
+def test_every_stage_is_recorded_and_every_file_is_as_its_manifest_says(trained: RunLedger):
+    manifests = trained.manifests()
+    assert len(manifests) == 2
+    first, second = (set(manifest.cost.stage_seconds) for manifest in manifests)
+    assert first == set(STAGES)
+    assert second == set(STAGES) - {"rollout_base", "evaluate_base"}
+    assert verify_run(trained) == []
+
+
+def test_versions_form_a_chain(trained: RunLedger):
+    first, second = trained.manifests()
+    assert first.policy_in.version == "v000000"
+    assert first.policy_out is not None
+    assert first.policy_out == second.policy_in
+    assert first.policy_out.weights_digest != first.policy_in.weights_digest
+    assert list(first.validation) == ["v000000", "v000001"]
+    assert list(second.validation) == ["v000002"]
+
+
+def test_every_call_names_the_version_and_weights_that_served_it(trained: RunLedger):
+    for manifest in trained.manifests():
+        for stage, policy in [("collect", manifest.policy_in), ("evaluate", manifest.policy_out)]:
+            assert policy is not None
+            spans = _table(trained, manifest.iteration, stage, "spans", SPANS)
+            calls = spans.filter(pc.equal(spans["name"], semconv.LLM_CALL_SPAN))
+            assert len(calls) > 0
+            assert pc.unique(calls["policy_version"]).to_pylist() == [policy.version]
+            assert pc.unique(calls["weights_digest"]).to_pylist() == [policy.weights_digest]
+
+
+def test_one_rollout_can_be_followed_from_dataset_row_to_loss_row(trained: RunLedger):
+    iteration = trained.iteration(1)
+    batch = _table(trained, 1, "adapt", "batch", BATCH_ROWS)
+    row = batch.slice(0, 1).to_pylist()[0]
+    requests = files.read_table(
+        trained.storage, f"{iteration.prefix}rollouts/train/requests.parquet", REQUESTS
+    ).to_pylist()
+    request = requests[row["index"]]
+    dataset = trained.record().datasets["train"]
+    duck = duckdb.connect()
+    path = trained.storage.local_path(dataset.file.key)
+    source = duck.execute(f"select input from '{path}' where row = {request['row']}").fetchone()
+    assert source == (request["input"],)
+    triplets = _table(trained, 1, "adapt", "triplets", TRIPLETS).to_pylist()
+    triplet = triplets[row["row"]]
+    spans = {s["span_id"]: s for s in _table(trained, 1, "collect", "spans", SPANS).to_pylist()}
+    span = spans[triplet["span_id"]]
+    assert span["prompt_token_ids"] == triplet["prompt_ids"] == row["prompt_ids"]
+    assert span["response_token_ids"] == triplet["response_ids"] == row["response_ids"]
+    update = _table(trained, 1, "update", "update_rows", UPDATE_ROWS).to_pylist()[row["row"]]
+    assert update["row"] == row["row"]
+    assert len(update["advantages"]) == len(row["response_ids"]) == sum(row["response_mask"])
+
+
+def test_one_query_gives_the_mean_reward_and_coverage_of_an_iteration(trained: RunLedger):
+    manifest = trained.manifest(0)
+    root = trained.storage.local_path(trained.iteration(0).prefix.rstrip("/"))
+    query = f"""
+        select count(*), avg(reward) filter (kind = 'succeeded'),
+               count(*) filter (kind <> 'succeeded'),
+               count(*) filter (index in (select index from '{root}/adapt/a1/batch.parquet'
+                                          where drop_reason is null))
+        from '{root}/collect/a1/outcomes.parquet' where final"""
+    expected, mean, failed, trained_rollouts = duckdb.sql(query).fetchall()[0]
+    assert expected == manifest.coverage.expected
+    assert mean == pytest.approx(manifest.rewards.mean_reward)
+    assert failed == manifest.coverage.failed
+    assert trained_rollouts == manifest.coverage.trained
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_recorded_log_probs_agree_with_what_verl_computes(engine, tmp_path, temperature: float):
+    config = small_run(engine.url, str(tmp_path), run_id=f"t{int(temperature * 10)}")
+    verl = config.algorithm.config | {
+        "actor_rollout_ref.rollout.temperature": temperature,
+        "trainer.val_before_train": False,
+    }
+    ledger = _train(
+        config.model_copy(
+            update={"algorithm": config.algorithm.model_copy(update={"config": verl})}
+        )
+    )
+    for iteration in range(2):
+        rows = _table(ledger, iteration, "adapt", "batch", BATCH_ROWS)
+        update = _table(ledger, iteration, "update", "update_rows", UPDATE_ROWS)
+        assert update["row"].to_pylist() == rows["row"].to_pylist()
+        sampled = rows["rollout_logprobs"].combine_chunks().flatten().to_numpy()
+        recomputed = update["old_log_probs"].combine_chunks().flatten().to_numpy()
+        assert np.abs(sampled - recomputed).max() < 1e-3
+
+
+def test_a_finished_run_is_found_and_nothing_is_repeated(trained: RunLedger, engine):
+    config = trained.record().config
+    before, calls = trained.storage.list(trained.prefix), engine.metrics()["requests_total"]
+    assert len(_train(config).manifests()) == 2
+    assert trained.storage.list(trained.prefix) == before
+    assert engine.metrics()["requests_total"] == calls
+
+
+def test_a_changed_configuration_is_refused_and_the_difference_named(trained: RunLedger):
+    config = trained.record().config.model_copy(update={"seed": 2})
+    with pytest.raises(ConfigError, match=r"run 'trained' exists .* config.seed was 1, now 2"):
+        _train(config)
+
+
+async def test_the_server_shows_the_runs_and_their_reports(trained: RunLedger):
+    names = ["trained", "trained-000000", "trained-000001"]
+    async with get_client() as client:
+        found = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate({"name": {"any_": names}})
+        )
+        completed = {run.name for run in found if run.state and run.state.is_completed()}
+        assert completed == set(names)
+        reports = await client.read_artifacts(
+            artifact_filter=ArtifactFilter.model_validate({"key": {"any_": ["iteration-report"]}})
+        )
+    text = next(
+        str(report.data) for report in reports if "trained, iteration 1" in str(report.data)
+    )
+    manifest = trained.manifest(1)
+    assert manifest.content_digest in text
+    assert f"| {manifest.coverage.expected} | {manifest.coverage.trained} |" in text
+
+
+def test_failures_keep_their_kind_and_are_never_a_reward(engine, tmp_path):
+    settings = RolloutSettings(timeout_seconds=3.0, retry_delay_seconds=0.0)
+    config = small_run(
+        engine.url,
+        str(tmp_path),
+        run_id="failing",
+        agent="tests.agents:fails_by_sample",
+        val_data=None,
+        rollout=settings,
+    )
+    with pytest.raises(TrainerError, match=r"no row reaches the loss; .*'failed': 12"):
+        _train(config)
+    ledger = open_run(config.ledger, config.run_id)
+    assert ledger.committed() == 0
+    adapted = ledger.iteration(0).finished("adapt").values
+    assert adapted["coverage"]["reasons"] == {
+        "agent_error": 4,
+        "timeout": 4,
+        "no_reward": 4,
+        "group_too_small": 4,  # one is left in each group: nothing to compare with
+    }
+    rewards = ledger.iteration(0).finished("collect").values["rewards"]
+    assert (rewards["expected"], rewards["rewarded"], rewards["mean_reward"]) == (16, 4, 1.0)
+    outcomes = _table(ledger, 0, "collect", "outcomes", OUTCOMES)
+    assert len(outcomes) == 20, "timeouts are tried twice, and both tries are kept"
+    failed = outcomes.filter(pc.equal(outcomes["kind"], "agent_error")).to_pylist()[0]
+    assert failed["reward"] is None
+    assert failed["message"] == "ValueError: the agent gave up"
+    assert "in fails_by_sample" in failed["traceback"]
+
+
+def test_a_partly_failed_group_trains_on_what_is_left(engine, tmp_path):
+    config = small_run(
+        engine.url,
+        str(tmp_path),
+        run_id="partly",
+        agent="tests.agents:fails_on_last_sample",
+        val_data=None,
+    )
+    for manifest in _train(config).manifests():
+        assert manifest.coverage.trained == 12
+        assert manifest.coverage.reasons == {"agent_error": 4}
+        assert manifest.rewards.failures == {"agent_error": 4}
+        assert manifest.cost.failed_attempts == 4
+        assert manifest.cost.failed_attempt_tokens > 0
+        assert manifest.validation == {}
+
+
+def _table(ledger: RunLedger, iteration: int, stage: str, name: str, schema):
+    key = ledger.iteration(iteration).finished(stage).file(name).key
+    return files.read_table(ledger.storage, key, schema)
