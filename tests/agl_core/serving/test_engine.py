@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from agl_core.errors import ConfigError, TransientError, UpstreamError
-from agl_core.serving.engine import Engine, draw_uniforms, load_policy, pick_tokens
+from agl_core.serving.decoding import draw_uniforms, load_policy, pick_tokens
+from agl_core.serving.engine import Engine
 from agl_core.serving.generation import Completion, GenerationRequest
 from agl_core.serving.weights import weights_digest
 
