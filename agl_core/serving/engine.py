@@ -107,7 +107,9 @@ class Engine:
             self._changed.notify()
         self._thread.join()
         while self._waiting:
-            self._waiting.popleft().future.set_exception(TransientError("the engine is closed"))
+            future = self._waiting.popleft().future
+            if future.set_running_or_notify_cancel():
+                future.set_exception(TransientError("the engine is closed"))
 
     def _enqueue(self, item: Work | _Swap) -> None:
         """Let the worker know of one more item, unless it has ended."""

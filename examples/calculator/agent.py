@@ -2,7 +2,7 @@
 
 The model writes either a call such as `calc(12+34)`, and is told the result, or its final answer:
 `=46`, or `~50` where it guesses. The reward is 1.0 for the right number, else 0.0. The stock OpenAI
-client is used; all rollouts of a process share its connections.
+client is used; all rollouts of a process share one.
 """
 
 import ast
@@ -11,9 +11,10 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agl_core.emitter.annotation import emit_annotation
-from openai import AsyncOpenAI
+import httpx
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from agl_core.emitter.annotation import emit_annotation
 from agl_core.types.resources import LLM
 
 if TYPE_CHECKING:  # 0.1 s, and only annotations need them
@@ -73,8 +74,15 @@ def final_answer(text: str) -> int | None:
 
 @lru_cache(maxsize=1)
 def _client() -> AsyncOpenAI:
-    """Return the client whose connections all rollouts share; a new one takes 20 to 50 ms."""
-    return AsyncOpenAI(api_key="none", base_url="http://127.0.0.1", max_retries=0)
+    """Return the client that all rollouts of the process share; a new one takes 20 to 50 ms.
+
+    It keeps no idle connection: one belongs to the event loop that opened it, and rollouts may run
+    in several loops, one after the other. Opening one to a local proxy takes under 1 ms.
+    """
+    http_client = DefaultAsyncHttpxClient(limits=httpx.Limits(max_keepalive_connections=0))
+    return AsyncOpenAI(
+        api_key="none", base_url="http://127.0.0.1", max_retries=0, http_client=http_client
+    )
 
 
 async def calculator(task: dict[str, Any], llm: LLM) -> float:
