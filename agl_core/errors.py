@@ -46,7 +46,7 @@ class TrainerError(AglError, RuntimeError):
     """The update step failed."""
 
 
-class RolloutFailed(AglError, RuntimeError):
+class RolloutFailed(AglError, RuntimeError):  # noqa: N818 - the outcome it carries is the news
     """One attempt at a rollout did not succeed; the task run that made it ends in this."""
 
     def __init__(self, message: str = "", kind: str = "") -> None:

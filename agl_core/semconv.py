@@ -1,8 +1,8 @@
 """Names of spans and attributes, as constants.
 
-The `agentlightning.*` names are those of Agent Lightning 0.3; `gen_ai.*` are OpenTelemetry's current ones
-(semantic conventions for generative AI, status "development"). OpenTelemetry has no name for token ids, log-probs
-or policy versions, so those are ours, under `agentlightning.llm.*`.
+The `agentlightning.*` names are those of Agent Lightning 0.3; `gen_ai.*` are the current ones of
+OpenTelemetry (its generative AI conventions, status "development"). OpenTelemetry has no name for
+token ids, log-probs or policy versions, so those are ours, under `agentlightning.llm.*`.
 """
 
 # Span names.

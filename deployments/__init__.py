@@ -1,1 +1,1 @@
-"""TODO."""
+"""Entry points: the command line and the services that it starts."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Prefect flows: what happens in which order."""

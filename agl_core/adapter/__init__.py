@@ -1,1 +1,1 @@
-"""TODO."""
+"""Recorded spans to training triplets: pure functions over columns."""

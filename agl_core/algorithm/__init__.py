@@ -1,1 +1,27 @@
-"""TODO."""
+"""Algorithms: what to roll out next, and how to learn from it."""
+
+from typing import Any
+
+from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
+from agl_core.config import RunConfig
+from agl_core.errors import ConfigError
+
+__all__ = ["BatchLimits", "Experience", "IterativeAlgorithm", "build_algorithm"]
+
+
+def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
+    """Return the algorithm that a run's configuration names; nothing heavy is loaded yet.
+
+    Raises:
+        ConfigError: The algorithm's settings cannot be used; the message names them.
+    """
+    from agl_core.algorithm.verl.algorithm import VERL
+    from agl_core.algorithm.verl.config import normalise
+
+    overrides = normalise(config.algorithm.config)
+    if overrides.setdefault("data.seed", config.seed) != config.seed:
+        raise ConfigError(
+            f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: "
+            "set only the run's"
+        )
+    return VERL(overrides)

@@ -1,7 +1,7 @@
 """The contract of an algorithm that learns in iterations.
 
-One object serves two drivers: the Prefect flow `training_iteration` over the ledger, and a store driver without
-Prefect. Both do the same::
+One object serves two drivers: the Prefect flow `training_iteration` over the ledger, and a store
+driver without Prefect. Both do the same::
 
     state = start(...)
     while not done(state):
@@ -10,8 +10,9 @@ Prefect. Both do the same::
         state = export(state, artifacts)   # the next version
         validation(state)                  # rollouts that score it
 
-`State` is a pydantic model, so a killed run continues from the last one that was committed. An algorithm may hold
-live resources (an update worker); it must be able to rebuild them from a state alone.
+`State` is a pydantic model, so a killed run continues from the last one that was committed. An
+algorithm may hold live resources (an update worker); it must be able to rebuild them from a state
+alone.
 """
 
 from abc import ABC, abstractmethod
@@ -32,8 +33,18 @@ class Experience:
     """What the rollouts of one proposal gave."""
 
     read_batch: Callable[[], pa.Table]
-    """Reads the rows that reach the loss (schema `BATCH_ROWS`, rows with a drop reason left out)."""
+    """Reads the rows that reach the loss (schema `BATCH_ROWS`, rows with a drop reason left
+    out).
+    """
     artifacts: Artifacts
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Longest rows that an algorithm takes, in tokens."""
+
+    max_prompt_length: int
+    max_response_length: int
 
 
 class IterativeAlgorithm(ABC, Generic[StateT]):
@@ -41,6 +52,16 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
 
     state_type: type[StateT]
     """The pydantic model of the state, to read it back from the ledger."""
+
+    @property
+    @abstractmethod
+    def model_path(self) -> str:
+        """Local Hugging Face folder of the policy that training starts from."""
+
+    @property
+    @abstractmethod
+    def batch_limits(self) -> BatchLimits:
+        """Rows beyond these are dropped, with the reason, before the algorithm sees them."""
 
     @abstractmethod
     def start(self, base: PolicyRef, train_dataset: Dataset, val_dataset: Dataset | None) -> StateT:
@@ -65,7 +86,8 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
 
     @abstractmethod
     async def learn(self, state: StateT, experience: Experience) -> StateT:
-        """Update from the experience, keep what a later process needs to go on, and return the next state.
+        """Update from the experience, keep what a later process needs to go on, and return the next
+        state.
 
         Raises:
             TrainerError: The update failed or gave a number that is not finite.
@@ -78,6 +100,15 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
     @abstractmethod
     def done(self, state: StateT) -> bool:
         """Say whether the run has reached its end."""
+
+    @abstractmethod
+    def num_iterations(self, state: StateT) -> int:
+        """Return the iterations of the whole run, for progress displays."""
+
+    def warm_up(self) -> None:
+        """Load what takes long to load; calling it is optional, and useful while something else
+        starts.
+        """
 
     def close(self) -> None:
         """Free live resources; the object may be used again afterwards."""

@@ -1,13 +1,14 @@
 """Schemas of the ledger's Parquet tables, each with a version in the file's metadata.
 
-A reader of version n reads n and n - 1. Token ids are `list<int32>`, log-probs `list<float32>`, times UTC epoch
-seconds. One rollout through the tables, by its `index` (its place among the requests)::
+A reader of version n reads n and n - 1. Token ids are `list<int32>`, log-probs `list<float32>`,
+times UTC epoch seconds. One rollout through the tables, by its `index` (its place among the
+requests)::
 
     requests  index=7 dataset=train row=31 group=3 sample=1
     outcomes  index=7 attempt=1 kind=succeeded reward=1.0
-    spans     index=7 call_index=0 prompt_token_ids=[5, 9] response_token_ids=[12, 2] logprobs=[-0.1, -0.7]
-    triplets  index=7 call_index=0 prompt_ids=[5, 9] response_ids=[12, 2] reward=1.0
-    batch     index=7 call_index=0 response_mask=[1, 1] drop_reason=null
+    spans     index=7 call_index=0 prompt_token_ids=[5, 9] response_token_ids=[12, 2]
+    logprobs=[-0.1, -0.7] triplets  index=7 call_index=0 prompt_ids=[5, 9] response_ids=[12, 2]
+    reward=1.0 batch     index=7 call_index=0 response_mask=[1, 1] drop_reason=null
     updates   row -> old_log_probs, advantages (one value for each response token)
 """
 
@@ -24,6 +25,9 @@ def _schema(name: str, version: int, fields: list[tuple[str, pa.DataType]]) -> p
     metadata = {SCHEMA_NAME: name.encode(), SCHEMA_VERSION: str(version).encode()}
     return pa.schema(fields, metadata=metadata)
 
+
+DATASET = _schema("dataset", 1, [("row", pa.int32()), ("input", pa.string())])
+"""A dataset's rows; `input` is the row as JSON."""
 
 REQUESTS = _schema(
     "requests",
@@ -58,6 +62,7 @@ OUTCOMES = _schema(
         ("num_calls", pa.int32()),
         ("prompt_tokens", pa.int64()),
         ("completion_tokens", pa.int64()),
+        ("annotations", pa.string()),  # numbers that the agent noted, as a JSON object
         ("final", pa.bool_()),  # the attempt that decides its rollout
     ],
 )

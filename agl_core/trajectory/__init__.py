@@ -1,1 +1,3 @@
-"""TODO."""
+"""Triplets to the rows of a training batch, and what became of every rollout: pure functions over
+columns.
+"""

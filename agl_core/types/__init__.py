@@ -1,1 +1,1 @@
-"""TODO."""
+"""Values: records, resources, outcomes and references, as immutable models."""

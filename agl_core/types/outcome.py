@@ -1,4 +1,6 @@
-"""How an attempt ended, and what became of every rollout: values, never a reward of 0 for a failure."""
+"""How an attempt ended, and what became of every rollout: values, never a reward of 0 for a
+failure.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -86,9 +88,13 @@ class Coverage(BaseModel):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        parts = self.trained + self.masked + self.filtered + self.failed + self.omitted + self.unknown
+        parts = (
+            self.trained + self.masked + self.filtered + self.failed + self.omitted + self.unknown
+        )
         if parts != self.expected:
-            raise ValueError(f"coverage does not add up: expected {self.expected}, accounted for {parts}")
+            raise ValueError(
+                f"coverage does not add up: expected {self.expected}, accounted for {parts}"
+            )
         return self
 
 

@@ -1,6 +1,6 @@
 """Resources: what a rollout is given to work with (a model endpoint, a prompt)."""
 
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,9 +35,11 @@ class LLM(Resource):
 
 
 class ProxyLLM(LLM):
-    """A model behind the recording proxy, which attributes calls by the rollout and attempt in the URL path."""
+    """A model behind the recording proxy, which attributes calls by the rollout and attempt in the
+    URL path.
+    """
 
-    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride]
+    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Return the base URL that attributes calls to one attempt.
@@ -60,7 +62,9 @@ class ProxyLLM(LLM):
         return base + attribution
 
     def bind(self, rollout_id: str, attempt_id: str) -> LLM:
-        """Return a plain `LLM` whose endpoint names the attempt, for agents that need not know about it."""
+        """Return a plain `LLM` whose endpoint names the attempt, for agents that need not know
+        about it.
+        """
         return LLM(
             endpoint=self.get_base_url(rollout_id, attempt_id),
             model=self.model,
@@ -81,5 +85,5 @@ class PromptTemplate(Resource):
         return self.template.format(**values)
 
 
-ResourceUnion = Annotated[Union[LLM, ProxyLLM, PromptTemplate], Field(discriminator="resource_type")]  # noqa: UP007
+ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
 NamedResources = dict[str, ResourceUnion]

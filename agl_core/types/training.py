@@ -33,7 +33,9 @@ class FolderRef(_Value):
 
 
 class PolicyRef(_Value):
-    """One immutable set of weights, with its tokenizer and chat template, as a Hugging Face folder."""
+    """One immutable set of weights, with its tokenizer and chat template, as a Hugging Face
+    folder.
+    """
 
     version: str
     """Name under which it is served, `v000000` for the base model."""
@@ -80,7 +82,9 @@ class Dataset(Protocol):
 
 
 class Artifacts(Protocol):
-    """Where an algorithm puts what it makes; backed by the ledger, one prefix for each try of a stage."""
+    """Where an algorithm puts what it makes; backed by the ledger, one prefix for each try of a
+    stage.
+    """
 
     def scratch(self, name: str) -> Path:
         """Return an empty local folder that may be lost when the process ends."""
@@ -101,4 +105,3 @@ class Artifacts(Protocol):
             LedgerError: A file is missing or its sha256 differs.
         """
         ...
-

@@ -1,0 +1,54 @@
+# Two commands on a fresh machine: `make demo` trains the example agent, `make test` runs the tests.
+# Both create .venv and install what they need; a second run finds it done.
+
+PYTHON ?= python3
+# The torch release to install. Where the package index offers only a CUDA build, this is a download of
+# several GB; PyTorch's install page says how to get the CPU build, and TORCH takes any pip requirement,
+# for example TORCH=./torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl.
+TORCH ?= torch==2.13.0
+RUN ?= calculator
+PORT ?= 4200
+
+# Several torch threads only get into each other's way on a model as small as the demo's.
+export OMP_NUM_THREADS ?= 1
+
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: help install demo ui test test-fast check format
+
+help:  ## Show the commands.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: $(READY)  ## Create .venv with everything for training and development.
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -c 'import torch' 2>/dev/null || echo "Installing $(TORCH); a CUDA build is several GB (see TORCH in the Makefile)"
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'
+	touch $(READY)
+
+demo: $(READY)  ## Train the calculator agent and show how it gets better (RUN=name for another run).
+	$(BIN)/agl run examples/calculator/run.yaml --run-id $(RUN)
+
+ui: $(READY)  ## Open the Prefect UI on the recorded runs (PORT=4200).
+	$(BIN)/agl ui --port $(PORT)
+
+test: check  ## Style, types, layers, and the whole test suite.
+	$(BIN)/python -m pytest
+
+test-fast: $(READY)  ## The tests that take seconds.
+	$(BIN)/python -m pytest -m 'not slow'
+
+check: $(READY)  ## Style, types and layers.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: $(READY)  ## Format the code.
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .

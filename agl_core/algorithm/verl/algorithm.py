@@ -1,0 +1,291 @@
+"""VERL as an iterative algorithm: rollouts of an input as a group, one update an iteration.
+
+Torch and VERL are loaded when an update is first asked for, and their work runs in one thread of
+its own, so that the event loop stays free. The update worker lives on between iterations. It is
+built again, from the policy and the last checkpoint, where it does not hold the state that it is
+asked to go on from: after a crash, a failed update or a replay.
+"""
+
+import asyncio
+import importlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
+from agl_core.algorithm.verl.config import compose, normalise, total_steps
+from agl_core.algorithm.verl.order import rows_of_step
+from agl_core.errors import ConfigError
+from agl_core.types.training import (
+    Artifacts,
+    Dataset,
+    FolderRef,
+    PolicyRef,
+    Proposal,
+    RolloutRequest,
+)
+
+if TYPE_CHECKING:  # loads torch
+    from agl_core.algorithm.verl.worker import UpdateWorker
+
+ResultT = TypeVar("ResultT")
+
+
+class VERLState(BaseModel):
+    """Where a run stands; with the configuration, all that a new process needs to go on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    """Updates made so far."""
+    seed: int
+    """Seeds the order of train rows."""
+    train_size: int
+    """Rows of the train dataset."""
+    val_size: int
+    """Rows of the validation dataset; 0 where there is none."""
+    policy: PolicyRef
+    """The newest exported version; one update behind between `learn` and `export`."""
+    checkpoint: FolderRef | None
+    """Model, optimizer, scheduler and RNG after `step` updates; None before the first."""
+
+
+class VERL(IterativeAlgorithm[VERLState]):
+    """Learns by GRPO as VERL implements it.
+
+    Args:
+        config: Overrides of VERL's `ppo_trainer` configuration, nested or dotted.
+
+    Raises:
+        ConfigError: A key is unknown, or a setting is not supported.
+    """
+
+    state_type = VERLState
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.overrides = normalise(config)
+        """The user's settings, flat."""
+        self.config = compose(config)
+        """VERL's whole configuration with these settings."""
+        self._worker: UpdateWorker | None = None
+        self._held: tuple[int, FolderRef | None] | None = None
+        """Step and checkpoint that the live worker's weights belong to."""
+
+    @property
+    def model_path(self) -> str:
+        """Local Hugging Face folder of the policy that training starts from.
+
+        Raises:
+            ConfigError: `actor_rollout_ref.model.path` is not set.
+        """
+        path = self.overrides.get("actor_rollout_ref.model.path")
+        if path is None:
+            raise ConfigError("set actor_rollout_ref.model.path to a local Hugging Face folder")
+        return str(path)
+
+    @property
+    def batch_limits(self) -> BatchLimits:
+        """VERL's `data.max_prompt_length` and `data.max_response_length`."""
+        data = self.config.data
+        return BatchLimits(data.max_prompt_length, data.max_response_length)
+
+    def num_iterations(self, state: VERLState) -> int:
+        """Return the updates of the whole run."""
+        return total_steps(self.config, state.train_size)
+
+    def warm_up(self) -> None:
+        """Load torch and VERL (about 10 s)."""
+        importlib.import_module("agl_core.algorithm.verl.worker")
+
+    def start(
+        self, base: PolicyRef, train_dataset: Dataset, val_dataset: Dataset | None
+    ) -> VERLState:
+        """Return the state before the first iteration.
+
+        Raises:
+            ConfigError: The train dataset is smaller than one batch, the run would have no
+                iteration, or `actor_rollout_ref.model.path` names another folder than `base`.
+        """
+        train_size = len(train_dataset)
+        if train_size < self.config.data.train_batch_size:
+            raise ConfigError(
+                f"data.train_batch_size={self.config.data.train_batch_size} is above the "
+                f"{train_size} rows of the train dataset"
+            )
+        path = self.overrides.get("actor_rollout_ref.model.path")
+        if path is not None and base.path is not None and not _same_folder(path, base.path):
+            raise ConfigError(f"actor_rollout_ref.model.path={path} is not the policy {base.path}")
+        return VERLState(
+            step=0,
+            seed=self.config.data.seed or 0,
+            train_size=train_size,
+            val_size=0 if val_dataset is None else len(val_dataset),
+            policy=base,
+            checkpoint=None,
+        )
+
+    def propose(self, state: VERLState) -> Proposal:
+        """Return `train_batch_size` inputs, each `rollout.n` times; see `order.rows_of_step`."""
+        rows = rows_of_step(
+            state.step,
+            size=state.train_size,
+            batch_size=self.config.data.train_batch_size,
+            seed=state.seed if self.config.data.shuffle else None,
+        )
+        rollout = self.config.actor_rollout_ref.rollout
+        return self._proposal(state, "train", rows, rollout.n, rollout.temperature)
+
+    def validation(self, state: VERLState) -> Proposal | None:
+        """Return `val_kwargs.n` rollouts of the first `val_batch_size` validation rows, or of all.
+
+        The base policy is scored where `trainer.val_before_train` says so; later ones always, or
+        every `trainer.test_freq` iterations and at the end where that is set.
+        """
+        if not state.val_size or not self._validates(state):
+            return None
+        num_rows = min(state.val_size, self.config.data.val_batch_size or state.val_size)
+        settings = self.config.actor_rollout_ref.rollout.val_kwargs
+        temperature = settings.temperature if settings.do_sample else 0.0
+        return self._proposal(state, "val", list(range(num_rows)), settings.n, temperature)
+
+    async def learn(self, state: VERLState, experience: Experience) -> VERLState:
+        """Update the policy, keep a checkpoint and the tables `update_rows` and `update_metrics`.
+
+        Raises:
+            TrainerError: The batch cannot be learned from, the update failed, or it gave a number
+                that is not finite. The state stays good to try again.
+            LedgerError: The checkpoint to go on from is missing or damaged.
+        """
+        return await self._in_thread(lambda: self._learn(state, experience))
+
+    async def export(self, state: VERLState, artifacts: Artifacts) -> VERLState:
+        """Write the weights after `state.step` updates as the policy version of that number.
+
+        Raises:
+            TrainerError: The worker cannot be rebuilt, or the weights cannot be written.
+            LedgerError: The checkpoint is missing or damaged.
+        """
+        return await self._in_thread(lambda: self._export(state, artifacts))
+
+    def done(self, state: VERLState) -> bool:
+        """Say whether the run has made all its updates."""
+        return state.step >= total_steps(self.config, state.train_size)
+
+    def close(self) -> None:
+        """Free the update worker and its thread; they come back when needed."""
+        if "_executor" in self.__dict__:
+            self._executor.submit(self._drop_worker).result()
+            self._executor.shutdown()
+            del self._executor
+
+    def _proposal(
+        self,
+        state: VERLState,
+        mode: Literal["train", "val"],
+        rows: list[int],
+        num_samples: int,
+        temperature: float,
+    ) -> Proposal:
+        return Proposal(
+            policy=state.policy,
+            sampling_parameters={
+                "temperature": float(temperature),
+                "max_tokens": self.batch_limits.max_response_length,
+            },
+            requests=tuple(
+                RolloutRequest(dataset=mode, row=row, group=group, sample=sample, mode=mode)
+                for group, row in enumerate(rows)
+                for sample in range(num_samples)
+            ),
+        )
+
+    def _validates(self, state: VERLState) -> bool:
+        if state.step == 0:
+            return self.config.trainer.val_before_train
+        if "trainer.test_freq" not in self.overrides:
+            return True
+        every = self.config.trainer.test_freq
+        return every > 0 and (state.step % every == 0 or self.done(state))
+
+    @cached_property
+    def _executor(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="verl")
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _learn(self, state: VERLState, experience: Experience) -> VERLState:
+        from agl_core.algorithm.verl import batch as rows
+        from agl_core.algorithm.verl.metrics import iteration_metrics, metrics_table
+
+        batch = rows.read_rows(experience.read_batch())
+        advantages = rows.advantages(
+            batch,
+            self.config.algorithm.adv_estimator,
+            self.config.algorithm.norm_adv_by_std_in_grpo,
+        )
+        worker = self._worker_at(state, experience.artifacts)
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        old = worker.log_probs(batch, temperature)
+        self._held = None  # until the new weights are kept
+        steps = worker.update(batch, old.values, advantages, step=state.step)
+        folder = experience.artifacts.scratch("checkpoint")
+        worker.save_checkpoint(folder, state.step + 1)
+        checkpoint = experience.artifacts.put_folder("checkpoint", folder)
+        experience.artifacts.put_table(
+            "update_rows", rows.update_rows(batch, old.values, advantages)
+        )
+        experience.artifacts.put_table(
+            "update_metrics", metrics_table(steps, iteration_metrics(batch, old, advantages))
+        )
+        self._held = (state.step + 1, checkpoint)
+        return state.model_copy(update={"step": state.step + 1, "checkpoint": checkpoint})
+
+    def _export(self, state: VERLState, artifacts: Artifacts) -> VERLState:
+        from agl_core.serving.weights import weights_digest
+
+        worker = self._worker_at(state, artifacts)
+        folder = artifacts.scratch("policy")
+        worker.export(folder)
+        policy = PolicyRef(
+            version=f"v{state.step:06d}",
+            weights_digest=weights_digest(folder),
+            folder=artifacts.put_folder("policy", folder),
+        )
+        return state.model_copy(update={"policy": policy})
+
+    def _worker_at(self, state: VERLState, artifacts: Artifacts) -> "UpdateWorker":
+        """Return a worker that holds the state's weights, building it if the live one does not."""
+        from agl_core.algorithm.verl.worker import UpdateWorker
+
+        if self._worker is None or self._held != (state.step, state.checkpoint):
+            self._drop_worker()
+            folder = _policy_folder(state.policy, artifacts)
+            steps = total_steps(self.config, state.train_size)
+            self._worker = UpdateWorker(self.config, folder, steps)
+            if state.checkpoint is not None:
+                self._worker.load_checkpoint(artifacts.fetch_folder(state.checkpoint))
+            self._held = (state.step, state.checkpoint)
+        return self._worker
+
+    def _drop_worker(self) -> None:
+        self._held = None
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+def _policy_folder(policy: PolicyRef, artifacts: Artifacts) -> Path:
+    if policy.folder is not None:
+        return artifacts.fetch_folder(policy.folder)
+    if policy.path is None:
+        raise ConfigError(f"policy {policy.version} has neither a path nor a folder")
+    return Path(policy.path).expanduser()
+
+
+def _same_folder(one: str, other: str) -> bool:
+    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()

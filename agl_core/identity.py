@@ -1,0 +1,90 @@
+"""What a run is made from: base model, code and packages, by digest and version."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from agl_core.errors import ConfigError
+from agl_core.ledger.run import BaseModelRecord
+from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
+from agl_core.types.training import PolicyRef
+
+_PACKAGES = (
+    "agl-prefect",
+    "openai",
+    "opentelemetry-sdk",
+    "prefect",
+    "pyarrow",
+    "ray",
+    "tensordict",
+    "torch",
+    "transformers",
+    "verl",
+)
+
+
+def base_model(folder: str) -> BaseModelRecord:
+    """Return the record of a local Hugging Face folder.
+
+    Raises:
+        ConfigError: There is no such folder, or it holds no safetensors file.
+    """
+    path = Path(folder).expanduser().resolve()
+    if not path.is_dir():
+        raise ConfigError(f"model folder {folder} does not exist")
+    return BaseModelRecord(
+        policy=PolicyRef(version="v000000", weights_digest=weights_digest(path), path=str(path)),
+        tokenizer_digest=tokenizer_digest(path),
+        chat_template_digest=chat_template_digest(path),
+        licence=_licence(path),
+    )
+
+
+def code(agent: str) -> dict[str, Any]:
+    """Return the commit of the working tree, the agent's source digest and this package's
+    version.
+    """
+    module = importlib.util.find_spec(agent.partition(":")[0])
+    origin = Path(module.origin) if module and module.origin else None
+    return {
+        "agent_sha256": hashlib.sha256(origin.read_bytes()).hexdigest() if origin else None,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "package_version": importlib.metadata.version("agl-prefect"),
+    }
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the packages that shape results; one that is not installed is left
+    out.
+    """
+    found: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _licence(folder: Path) -> str:
+    """Return the licence that the model card's front matter names, or `unknown`."""
+    card = folder / "README.md"
+    if card.is_file():
+        for line in card.read_text().split("---")[1:2]:
+            for entry in line.splitlines():
+                if entry.startswith("license:"):
+                    return entry.removeprefix("license:").strip()
+    return "unknown"
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git says of the working directory, or None outside a repository."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

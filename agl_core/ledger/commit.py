@@ -1,0 +1,149 @@
+"""Write an iteration's manifest: every file with its sha256 and rows, coverage, cost, content
+digest.
+"""
+
+from typing import Any
+
+import pyarrow.compute as pc
+
+from agl_core.errors import LedgerError
+from agl_core.ledger import files
+from agl_core.ledger.digest import json_digest, table_digest
+from agl_core.ledger.manifest import Cost, Manifest, RewardSummary
+from agl_core.ledger.run import RunRecord
+from agl_core.ledger.stages import STAGES, IterationLedger, StageRecord
+from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, TRIPLETS
+from agl_core.types.outcome import Coverage, FailureKind, RowCoverage
+from agl_core.types.training import FileRef, PolicyRef
+
+_TRIPLET_COLUMNS = ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward")
+_BATCH_COLUMNS = ("row", "index", "group", "response_mask", "reward", "drop_reason")
+
+
+def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) -> Manifest:
+    """Write the manifest of an iteration whose stages have all finished.
+
+    Args:
+        iteration: The iteration.
+        run: Identity of its run.
+        prefect: Ids of the Prefect runs, for `observed`.
+
+    Raises:
+        LedgerError: A rollout is unaccounted for, or a stage has no record.
+        ConflictError: The iteration was committed by another process.
+    """
+    records = [record for name in STAGES if (record := iteration.record(name))]
+    stages = {record.stage: record for record in records}
+    adapted = stages["adapt"]
+    coverage = Coverage.model_validate(adapted.values["coverage"])
+    if coverage.unknown:
+        raise LedgerError(
+            f"iteration {iteration.iteration}: {coverage.unknown} rollouts are unaccounted for: "
+            f"{coverage}"
+        )
+    state = files.read_json(iteration.storage, stages["export"].file("state").key)
+    policy_in = PolicyRef.model_validate(stages["propose"].values["policy_in"])
+    policy_out = PolicyRef.model_validate(state["policy"])
+    manifest = Manifest(
+        run_id=run.run_id,
+        iteration=iteration.iteration,
+        identity=run.model_dump(mode="json", exclude={"created"}),
+        policy_in=policy_in,
+        policy_out=policy_out if policy_out != policy_in else None,
+        state=state,
+        coverage=coverage,
+        rows=RowCoverage.model_validate(adapted.values["rows"]),
+        rewards=RewardSummary.model_validate(stages["collect"].values["rewards"]),
+        validation=_validation(stages),
+        update=stages["update"].values.get("metrics", {}),
+        cost=_cost(iteration, stages),
+        files=tuple(_all_files(iteration, records)),
+        content_digest=_content_digest(iteration, run, stages, policy_out),
+        observed={
+            "prefect": prefect,
+            "stages": {
+                record.stage: record.model_dump(exclude={"outputs", "values", "stage"})
+                for record in records
+            },
+        },
+    )
+    files.put_json(iteration.storage, iteration.manifest_key, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def _validation(stages: dict[str, StageRecord]) -> dict[str, RewardSummary]:
+    found: dict[str, RewardSummary] = {}
+    for name in ("evaluate_base", "evaluate"):
+        if name in stages:
+            summary = RewardSummary.model_validate(stages[name].values["rewards"])
+            found[summary.policy_version] = summary
+    return found
+
+
+def _cost(iteration: IterationLedger, stages: dict[str, StageRecord]) -> Cost:
+    """Add up calls and tokens over every recorded attempt, training and validation."""
+    totals = {"model_calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
+    failed, failed_tokens = 0, 0
+    for name in ("collect", "evaluate_base", "evaluate"):
+        if name not in stages:
+            continue
+        outcomes = files.read_table(
+            iteration.storage,
+            stages[name].file("outcomes").key,
+            OUTCOMES,
+            ["kind", "num_calls", "prompt_tokens", "completion_tokens"],
+        )
+        totals["model_calls"] += pc.sum(outcomes["num_calls"]).as_py() or 0
+        totals["prompt_tokens"] += pc.sum(outcomes["prompt_tokens"]).as_py() or 0
+        totals["completion_tokens"] += pc.sum(outcomes["completion_tokens"]).as_py() or 0
+        lost = outcomes.filter(pc.not_equal(outcomes["kind"], FailureKind.SUCCEEDED.value))
+        failed += len(lost)
+        tokens = pc.add(lost["prompt_tokens"], lost["completion_tokens"])
+        failed_tokens += pc.sum(tokens).as_py() or 0
+    return Cost(
+        **totals,
+        failed_attempts=failed,
+        failed_attempt_tokens=failed_tokens,
+        stage_seconds={name: record.seconds for name, record in stages.items()},
+    )
+
+
+def _all_files(iteration: IterationLedger, records: list[StageRecord]) -> list[FileRef]:
+    """Return a reference to every file of the iteration; those without one yet are hashed in
+    parts.
+    """
+    known = {file.key: file for record in records for file in record.all_files()}
+    found: list[FileRef] = []
+    for key in iteration.storage.list(iteration.prefix):
+        if key not in known:
+            known[key] = _reference(iteration, key)
+        found.append(known[key])
+    return found
+
+
+def _reference(iteration: IterationLedger, key: str) -> FileRef:
+    with iteration.storage.open(key) as source:
+        sha256, size = files.sha256_of(source), source.tell()
+    rows = files.count_rows(iteration.storage, key) if key.endswith(".parquet") else None
+    return FileRef(key=key, sha256=sha256, size_bytes=size, rows=rows)
+
+
+def _content_digest(
+    iteration: IterationLedger,
+    run: RunRecord,
+    stages: dict[str, StageRecord],
+    policy_out: PolicyRef,
+) -> str:
+    """Digest what was learned from what; see the description of `agl_core.ledger.manifest`."""
+    storage, adapted = iteration.storage, stages["adapt"]
+    triplets = files.read_table(storage, adapted.file("triplets").key, TRIPLETS, _TRIPLET_COLUMNS)
+    batch = files.read_table(storage, adapted.file("batch").key, BATCH_ROWS, _BATCH_COLUMNS)
+    return json_digest(
+        {
+            "datasets": {name: ref.digest for name, ref in run.datasets.items()},
+            "triplets": table_digest(triplets, _TRIPLET_COLUMNS),
+            "batch": table_digest(batch, _BATCH_COLUMNS),
+            "update_metrics": stages["update"].values.get("metrics", {}),
+            "weights": policy_out.weights_digest,
+        }
+    )

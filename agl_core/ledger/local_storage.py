@@ -1,0 +1,108 @@
+"""The ledger in a local folder: a hard link makes each key appear whole, once."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from agl_core.errors import ConflictError, LedgerError
+from agl_core.ledger.storage import check_key
+
+
+class LocalStorage:
+    """Write-once files below a local folder (the `Storage` protocol).
+
+    A key is written to a hidden temporary file, flushed to disk, and linked to its name, which
+    fails where the name exists. File systems without hard links are refused at the first write.
+    """
+
+    conditional_put = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().resolve()
+        self.uri = str(self.root)
+
+    def read(self, key: str) -> bytes:
+        """Return the whole content of a small file."""
+        try:
+            return self._path(key).read_bytes()
+        except OSError as error:
+            raise LedgerError(f"ledger {self.uri}: cannot read {key}: {error.strerror}") from error
+
+    def open(self, key: str) -> BinaryIO:
+        """Return a seekable binary reader."""
+        try:
+            return self._path(key).open("rb")
+        except OSError as error:
+            raise LedgerError(f"ledger {self.uri}: cannot read {key}: {error.strerror}") from error
+
+    def write_once(self, key: str, data: bytes) -> None:
+        """Write a new key."""
+        self._publish(key, lambda file: file.write(data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write a new key from a local file, in parts."""
+        with path.open("rb") as source:
+            self._publish(key, lambda file: shutil.copyfileobj(source, file, 1 << 20))
+
+    def exists(self, key: str) -> bool:
+        """Say whether the key has been written."""
+        return self._path(key).is_file()
+
+    def list(self, prefix: str) -> list[str]:
+        """Return all keys that start with a prefix ending in `/`, sorted."""
+        folder = self.root / prefix
+        return sorted(
+            path.relative_to(self.root).as_posix()
+            for path in folder.rglob("*")
+            if path.is_file() and not path.name.startswith(".")
+        )
+
+    def local_path(self, key: str) -> Path | None:
+        """Return where a key lies on disk."""
+        return self._path(key)
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _publish(self, key: str, fill: Callable[[BinaryIO], object]) -> None:
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    fill(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                _link(Path(name), path)
+            finally:
+                Path(name).unlink()
+            _sync_folder(path.parent)
+        except _KeyTaken as error:
+            raise ConflictError(
+                f"ledger {self.uri}: {key} exists; keys are written once"
+            ) from error
+        except OSError as error:
+            raise LedgerError(f"ledger {self.uri}: cannot write {key}: {error.strerror}") from error
+
+
+class _KeyTaken(Exception):  # noqa: N818 - a verdict of this module
+    """The name exists."""
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise _KeyTaken from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

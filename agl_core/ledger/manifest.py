@@ -1,0 +1,77 @@
+"""The manifest of an iteration: written last; if it exists, the iteration is complete.
+
+What it says splits in two. The *content digest* covers what was learned from what (datasets,
+triplets, batch columns, drop reasons, update metrics, weights): two runs that did the same have the
+same one. Times, attempts, hosts and Prefect's ids stand in `observed`, outside it.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from agl_core.types.outcome import Coverage, RowCoverage
+from agl_core.types.training import FileRef, PolicyRef
+
+
+class RewardSummary(BaseModel):
+    """Rewards of a set of rollouts; failed rollouts have none and are counted apart."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    expected: int
+    rewarded: int
+    """Rollouts that gave a reward; the means below are over these."""
+    mean_reward: float | None
+    pass_rate: float | None
+    """Share with at least the configured `pass_reward`."""
+    annotations: dict[str, float]
+    """Mean of each number that agents noted, over the rollouts that noted it."""
+    failures: dict[str, int]
+    """Rollouts whose last attempt did not succeed, by kind."""
+    policy_version: str
+
+
+class Cost(BaseModel):
+    """What an iteration used; failed attempts are part of it and stated apart."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    failed_attempts: int
+    failed_attempt_tokens: int
+    stage_seconds: dict[str, float]
+
+
+class Manifest(BaseModel):
+    """One committed iteration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = 1
+    run_id: str
+    iteration: int
+    identity: dict[str, Any]
+    """Config, seed, dataset digests, base model with licence, tokenizer and chat template, code,
+    packages.
+    """
+    policy_in: PolicyRef
+    policy_out: PolicyRef | None
+    """None where nothing was learned."""
+    state: dict[str, Any]
+    """The algorithm's state after this iteration; the next one starts from it."""
+    coverage: Coverage
+    rows: RowCoverage
+    rewards: RewardSummary
+    """Of the training rollouts, sampled from `policy_in`."""
+    validation: dict[str, RewardSummary]
+    """Of validation rollouts, by policy version."""
+    update: dict[str, float]
+    """Update metrics, each the mean over the optimizer steps."""
+    cost: Cost
+    files: tuple[FileRef, ...]
+    """Every file of the iteration, superseded tries included."""
+    content_digest: str
+    observed: dict[str, Any]
+    """Times, hosts, tries, Prefect ids."""

@@ -1,0 +1,174 @@
+"""The rollouts of one purpose (`train`, or the validation of one version): requests, claims,
+chunks.
+
+    rollouts/<set>/
+        resources.json                     the policy and sampling parameters that the rollouts are
+        given requests.parquet                   who shall run; written once, before anything runs
+        claims/0001.json                   indices that shard attempt 1 takes
+        chunks/0001-0001.spans.parquet     what it finished, flushed as it goes
+        chunks/0001-0001.outcomes.parquet  written after the spans: with it the rollouts count as
+        finished
+
+The latest claim that lists a rollout decides: results of an earlier claim are kept and unused.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict
+
+from agl_core.ledger import files
+from agl_core.ledger.stages import IterationLedger
+from agl_core.ledger.tables import OUTCOMES, REQUESTS, SPANS
+from agl_core.types.resources import JsonDict
+from agl_core.types.training import FileRef, PolicyRef
+
+
+class SetResources(BaseModel):
+    """What the rollouts of a set are given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: PolicyRef
+    sampling_parameters: JsonDict
+
+
+class Claim(BaseModel):
+    """The rollouts that one shard attempt takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int
+    indices: tuple[int, ...]
+    created: float
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One flush of a shard."""
+
+    claim: int
+    spans: FileRef
+    outcomes: FileRef
+
+
+class RolloutSet:
+    """Requests, claims and chunks of one set of rollouts."""
+
+    def __init__(self, iteration: IterationLedger, name: str) -> None:
+        self.name = name
+        self.storage = iteration.storage
+        self.prefix = f"{iteration.prefix}rollouts/{name}/"
+        self.resources_key = f"{self.prefix}resources.json"
+        self.requests_key = f"{self.prefix}requests.parquet"
+
+    def write_requests(
+        self, requests: pa.Table, policy: PolicyRef, sampling_parameters: JsonDict
+    ) -> None:
+        """Write the resources and the requests, once; a set that has them already keeps those."""
+        resources = SetResources(policy=policy, sampling_parameters=sampling_parameters)
+        if not self.storage.exists(self.resources_key):
+            files.put_json(self.storage, self.resources_key, resources.model_dump(mode="json"))
+        if not self.storage.exists(self.requests_key):
+            files.put_table(self.storage, self.requests_key, requests)
+
+    def read_resources(self) -> SetResources:
+        """Return what the rollouts are given."""
+        return SetResources.model_validate_json(self.storage.read(self.resources_key))
+
+    def read_requests(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the requests (schema `REQUESTS`), ordered by `index`."""
+        return files.read_table(self.storage, self.requests_key, REQUESTS, columns)
+
+    def claim(self, indices: Sequence[int]) -> Claim:
+        """Take rollouts for one shard attempt, under the next free number."""
+        claim = Claim(
+            number=1 + max((claim.number for claim in self.claims()), default=0),
+            indices=tuple(indices),
+            created=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        files.put_json(self.storage, self._claim_key(claim.number), claim.model_dump(mode="json"))
+        return claim
+
+    def read_claim(self, number: int) -> Claim:
+        """Return one claim."""
+        return Claim.model_validate_json(self.storage.read(self._claim_key(number)))
+
+    def claims(self) -> list[Claim]:
+        """Return all claims, oldest first."""
+        keys = self.storage.list(f"{self.prefix}claims/")
+        return [Claim.model_validate_json(self.storage.read(key)) for key in keys]
+
+    def put_chunk(self, claim: int, number: int, spans: pa.Table, outcomes: pa.Table) -> Chunk:
+        """Write one flush: the spans, then the outcomes."""
+        stem = f"{self.prefix}chunks/{claim:04d}-{number:04d}"
+        return Chunk(
+            claim=claim,
+            spans=files.put_table(self.storage, f"{stem}.spans.parquet", spans),
+            outcomes=files.put_table(self.storage, f"{stem}.outcomes.parquet", outcomes),
+        )
+
+    def deciding_claims(self) -> dict[int, int]:
+        """Return the number of the latest claim for each rollout that was ever claimed."""
+        latest: dict[int, int] = {}
+        for claim in self.claims():
+            latest.update(dict.fromkeys(claim.indices, claim.number))
+        return latest
+
+    def outcomes(self) -> pa.Table:
+        """Return every attempt of every claim (schema `OUTCOMES`), ordered by index and attempt.
+
+        `final` stays true only where the deciding claim's last attempt stands.
+        """
+        latest = self.deciding_claims()
+        tables: list[pa.Table] = []
+        for claim, stem in self._chunk_stems():
+            table = files.read_table(self.storage, f"{stem}.outcomes.parquet", OUTCOMES)
+            counts = pa.array([latest[i] == claim for i in table["index"].to_pylist()], pa.bool_())
+            final = pc.and_(table["final"], counts)
+            position = table.schema.get_field_index("final")
+            tables.append(table.set_column(position, "final", final))
+        merged = pa.concat_tables([OUTCOMES.empty_table(), *tables])
+        return merged.sort_by([("index", "ascending"), ("started", "ascending")])
+
+    def unfinished(self) -> list[int]:
+        """Return the indices of the requests without a finished record, ascending."""
+        table = self.outcomes().select(["index", "final"])
+        done = set(table.filter(table["final"])["index"].to_pylist())
+        return [
+            index
+            for index in self.read_requests(["index"])["index"].to_pylist()
+            if index not in done
+        ]
+
+    def iter_spans(self) -> Iterator[pa.Table]:
+        """Yield the spans of deciding claims (schema `SPANS`), one flush at a time."""
+        latest = self.deciding_claims()
+        for claim, stem in self._chunk_stems():
+            key = f"{stem}.spans.parquet"
+            for table in files.iter_tables(self.storage, key, SPANS):
+                counts = [latest[index] == claim for index in table["index"].to_pylist()]
+                yield table.filter(pa.array(counts, pa.bool_()))
+
+    def file_keys(self) -> list[str]:
+        """Return the keys of everything in the set, complete flushes or not."""
+        return self.storage.list(self.prefix)
+
+    def _claim_key(self, number: int) -> str:
+        return f"{self.prefix}claims/{number:04d}.json"
+
+    def _chunk_stems(self) -> list[tuple[int, str]]:
+        """Return claim number and key stem of every complete flush, in order."""
+        suffix = ".outcomes.parquet"
+        keys = self.storage.list(f"{self.prefix}chunks/")
+        stems = [key.removesuffix(suffix) for key in keys if key.endswith(suffix)]
+        return [(int(stem.rsplit("/", 1)[1].split("-")[0]), stem) for stem in stems]

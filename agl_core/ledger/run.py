@@ -1,0 +1,174 @@
+"""One run in the ledger: its identity, written once, and its iterations.
+
+runs/<run_id>/
+    run.json                     identity: config, datasets, base model, code, packages
+    data/train-<digest>.parquet  the rows as they were read
+    iterations/000000/...        see `stages`
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from agl_core.config import RunConfig
+from agl_core.errors import ConfigError
+from agl_core.ledger import files
+from agl_core.ledger.digest import table_digest
+from agl_core.ledger.manifest import Manifest
+from agl_core.ledger.stages import IterationLedger
+from agl_core.ledger.storage import Storage, open_storage
+from agl_core.ledger.tables import DATASET
+from agl_core.types.training import FileRef, PolicyRef
+
+
+class DatasetRef(BaseModel):
+    """A dataset as it was read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digest: str
+    """Of the rows, whatever file held them."""
+    rows: int
+    file: FileRef
+
+
+class BaseModelRecord(BaseModel):
+    """The model that training starts from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: PolicyRef
+    tokenizer_digest: str
+    chat_template_digest: str | None
+    licence: str
+    """From the folder's model card; `unknown` where it names none."""
+
+
+class RunRecord(BaseModel):
+    """Everything that is fixed for the whole run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = 1
+    run_id: str
+    config: RunConfig
+    datasets: dict[str, DatasetRef]
+    base: BaseModelRecord
+    code: dict[str, Any]
+    """Commit of the working tree, sha256 of the agent's source, version of this package."""
+    packages: dict[str, str]
+    """Versions of the packages that shape results."""
+    conditional_put: bool
+    created: float
+
+
+class RunLedger:
+    """The keys of one run."""
+
+    def __init__(self, storage: Storage, run_id: str) -> None:
+        self.storage = storage
+        self.run_id = run_id
+        self.prefix = f"runs/{run_id}/"
+        self.record_key = f"{self.prefix}run.json"
+        self.plot_key = f"{self.prefix}report/reward.png"
+
+    def record(self) -> RunRecord:
+        """Return the identity of the run.
+
+        Raises:
+            LedgerError: There is no such run.
+        """
+        return RunRecord.model_validate_json(self.storage.read(self.record_key))
+
+    def exists(self) -> bool:
+        """Say whether the run was started."""
+        return self.storage.exists(self.record_key)
+
+    def iteration(self, number: int) -> IterationLedger:
+        """Return the keys of one iteration."""
+        return IterationLedger(self.storage, self.run_id, number)
+
+    def put_dataset(self, name: str, rows: Sequence[str]) -> DatasetRef:
+        """Keep a dataset's rows (JSON texts); the same rows are kept once."""
+        table = pa.table({"row": range(len(rows)), "input": list(rows)}, schema=DATASET)
+        digest = table_digest(table, ["row", "input"])
+        key = f"{self.prefix}data/{name}-{digest.removeprefix('sha256:')[:16]}.parquet"
+        if self.storage.exists(key):
+            data = self.storage.read(key)
+            file = FileRef(
+                key=key,
+                sha256=files.sha256_of_bytes(data),
+                size_bytes=len(data),
+                rows=len(rows),
+            )
+        else:
+            file = files.put_table(self.storage, key, table)
+        return DatasetRef(digest=digest, rows=len(rows), file=file)
+
+    def start(self, record: RunRecord) -> RunRecord:
+        """Write the identity, or return the one that is there if this is the same run.
+
+        Raises:
+            ConfigError: The run exists with another identity; the message names what differs.
+        """
+        if not self.exists():
+            files.put_json(self.storage, self.record_key, record.model_dump(mode="json"))
+            return record
+        recorded = self.record()
+        differences = [*_differences(_identity(recorded), _identity(record))]
+        if differences:
+            raise ConfigError(
+                f"run {self.run_id!r} exists in {self.storage.uri} with another configuration: "
+                + "; ".join(differences)
+                + ". Choose another run id, or start it as it was."
+            )
+        return recorded
+
+    def committed(self) -> int:
+        """Return the number of committed iterations."""
+        count = 0
+        while self.storage.exists(self.iteration(count).manifest_key):
+            count += 1
+        return count
+
+    def manifest(self, iteration: int) -> Manifest:
+        """Return the manifest of a committed iteration."""
+        return Manifest.model_validate_json(
+            self.storage.read(self.iteration(iteration).manifest_key)
+        )
+
+    def manifests(self) -> list[Manifest]:
+        """Return the manifests of all committed iterations, in order."""
+        return [self.manifest(number) for number in range(self.committed())]
+
+
+def open_run(ledger: str, run_id: str) -> RunLedger:
+    """Return the keys of a run that need not exist yet."""
+    return RunLedger(open_storage(ledger), run_id)
+
+
+def _identity(record: RunRecord) -> dict[str, Any]:
+    """Return what must not change between two starts of one run.
+
+    Where it runs (ledger address, serving) and how its rollouts are spread may change.
+    """
+    config = record.config.model_dump(mode="json", exclude={"ledger", "serving", "rollout"})
+    config["rollout"] = {"timeout_seconds": record.config.rollout.timeout_seconds}
+    return {
+        "config": config,
+        "datasets": {name: ref.digest for name, ref in record.datasets.items()},
+        "base_model": record.base.policy.weights_digest,
+        "tokenizer": record.base.tokenizer_digest,
+        "chat_template": record.base.chat_template_digest,
+    }
+
+
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            name = f"{path}.{key}" if path else str(key)
+            yield from _differences(old.get(key), new.get(key), name)
+    elif old != new:
+        yield f"{path} was {old!r}, now {new!r}"

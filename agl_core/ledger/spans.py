@@ -1,0 +1,89 @@
+"""OpenTelemetry spans to the `SPANS` table: promoted columns, and the other attributes as JSON."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agl_core import semconv
+from agl_core.ledger.tables import SPANS
+
+_PROMOTED = {
+    "sequence_id": semconv.SEQUENCE_ID,
+    "operation": semconv.OPERATION,
+    "model": semconv.REQUEST_MODEL,
+    "policy_version": semconv.POLICY_VERSION,
+    "weights_digest": semconv.WEIGHTS_DIGEST,
+    "call_index": semconv.CALL_INDEX,
+    "temperature": semconv.REQUEST_TEMPERATURE,
+    "response_id": semconv.RESPONSE_ID,
+    "input_tokens": semconv.INPUT_TOKENS,
+    "output_tokens": semconv.OUTPUT_TOKENS,
+    "reward": semconv.PRIMARY_REWARD_VALUE,
+    "prompt_token_ids": semconv.PROMPT_TOKEN_IDS,
+    "response_token_ids": semconv.RESPONSE_TOKEN_IDS,
+    "logprobs": semconv.LOGPROBS,
+    "rollout_id": semconv.ROLLOUT_ID,
+    "attempt_id": semconv.ATTEMPT_ID,
+}
+_BY_ATTRIBUTE = {attribute: column for column, attribute in _PROMOTED.items()}
+
+
+def spans_to_table(spans: Sequence[ReadableSpan], index: int) -> pa.Table:
+    """Return the spans of one rollout as a table (schema `SPANS`).
+
+    Args:
+        spans: Finished spans with the ids of rollout and attempt among their attributes.
+        index: The rollout's place among the requests.
+    """
+    return pa.Table.from_pylist([_row(span, index) for span in spans], schema=SPANS)
+
+
+def _row(span: ReadableSpan, index: int) -> dict[str, Any]:
+    attributes = dict(span.attributes or {})
+    row: dict[str, Any] = {
+        column: attributes.pop(attribute)
+        for attribute, column in _BY_ATTRIBUTE.items()
+        if attribute in attributes
+    }
+    reasons = attributes.pop(semconv.FINISH_REASONS, None)
+    context = span.get_span_context()
+    assert context is not None, "a finished span has a context"
+    return row | {
+        "index": index,
+        "trace_id": context.trace_id.to_bytes(16, "big"),
+        "span_id": context.span_id.to_bytes(8, "big"),
+        "parent_id": span.parent.span_id.to_bytes(8, "big") if span.parent else None,
+        "name": span.name,
+        "status": span.status.status_code.name,
+        "status_description": span.status.description,
+        "start_time": (span.start_time or 0) / 1e9,
+        "end_time": (span.end_time or 0) / 1e9,
+        "finish_reason": reasons[0] if isinstance(reasons, Sequence) and reasons else None,
+        "attributes": json.dumps(attributes, sort_keys=True, default=str),
+        "events": json.dumps([_event(event) for event in span.events], default=str),
+    }
+
+
+def _event(event: Any) -> dict[str, Any]:
+    return {
+        "name": event.name,
+        "time": event.timestamp / 1e9,
+        "attributes": dict(event.attributes or {}),
+    }
+
+
+def numeric_annotations(spans: Sequence[ReadableSpan]) -> dict[str, float]:
+    """Return the numbers and booleans that an agent noted with `emit_annotation`; the last one of
+    a name wins.
+    """
+    found: dict[str, float] = {}
+    for span in spans:
+        if span.name != semconv.ANNOTATION_SPAN:
+            continue
+        for name, value in (span.attributes or {}).items():
+            if isinstance(value, bool | int | float) and not name.startswith("agentlightning."):
+                found[name] = float(value)
+    return found

@@ -1,0 +1,101 @@
+"""Bytes under write-once keys: the one way to the ledger's files.
+
+A backend promises:
+
+- a key, once written, never changes; a second write raises `ConflictError` and leaves the first in
+place;
+- a key becomes visible with its whole content or not at all, and a write that has returned survives
+a crash of
+  this process (of the machine, as far as the disk or the store keeps its word);
+- `list` sees every key whose write has returned.
+
+A crash may leave temporary files or unfinished multipart uploads; they are never listed as keys.
+"""
+
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from agl_core.errors import ConfigError
+
+
+class Storage(Protocol):
+    """A place for immutable files, by key (a relative path with `/`)."""
+
+    uri: str
+    """Root of the store, a local path or `s3://bucket/prefix`."""
+    conditional_put: bool
+    """Whether the store itself refuses a second write of a key."""
+
+    def read(self, key: str) -> bytes:
+        """Return the whole content of a small file.
+
+        Raises:
+            LedgerError: There is no such key, or it cannot be read.
+        """
+        ...
+
+    def open(self, key: str) -> BinaryIO:
+        """Return a seekable binary reader, for files that are read in parts.
+
+        Raises:
+            LedgerError: There is no such key, or it cannot be read.
+        """
+        ...
+
+    def write_once(self, key: str, data: bytes) -> None:
+        """Write a new key.
+
+        Raises:
+            ConflictError: The key exists.
+            LedgerError: It cannot be written (no space, no permission, no connection).
+        """
+        ...
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write a new key from a local file, in parts.
+
+        Raises:
+            ConflictError: The key exists.
+            LedgerError: It cannot be written.
+        """
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Say whether the key has been written."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Return all keys that start with a prefix ending in `/`, sorted."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """Return where a key lies on this machine's disk, or None where it does not."""
+        ...
+
+
+def open_storage(uri: str) -> Storage:
+    """Return the storage behind a local path or an `s3://bucket/prefix` URI.
+
+    Raises:
+        ConfigError: The URI has another scheme.
+    """
+    if uri.startswith("s3://"):
+        from agl_core.ledger.s3_storage import S3Storage
+
+        return S3Storage(uri)
+    if "://" in uri and not uri.startswith("file://"):
+        raise ConfigError(f"ledger {uri!r}: use a local folder or s3://bucket/prefix")
+    from agl_core.ledger.local_storage import LocalStorage
+
+    return LocalStorage(Path(uri.removeprefix("file://")))
+
+
+def check_key(key: str) -> str:
+    """Return the key, or raise.
+
+    Raises:
+        ValueError: The key is empty, absolute, or has empty, dot or hidden segments.
+    """
+    if not key or any(not part or part.startswith(".") for part in key.split("/")):
+        raise ValueError(f"bad ledger key {key!r}: use relative segments without leading dots")
+    return key

@@ -1,0 +1,154 @@
+"""The proxy's side towards the model server: one POST, with retries inside one deadline.
+
+A retry repeats a request with the same seed, so it is safe wherever no answer arrived. Statuses
+that another try may change are retried; when time or tries run out, the last answer is handed on as
+it is. A plain 500 is not retried: the server says that it failed on this request.
+"""
+
+import asyncio
+import logging
+import ssl
+from dataclasses import dataclass
+from typing import Self
+
+import httpx
+import tenacity
+
+from agl_core.errors import UpstreamError
+
+logger = logging.getLogger(__name__)
+
+RETRIABLE_STATUS = frozenset({408, 409, 429, 502, 503, 504})
+_TIMEOUT = httpx.Timeout(None, connect=10.0).as_dict()
+"""The deadline bounds the whole; a connection that does not come about is given up and retried."""
+_BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10.0) + tenacity.wait_random(0.0, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamReply:
+    """What the model server answered, whatever its status."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+
+
+class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like TimeoutError's relatives in httpx
+    """The model server did not answer before the deadline."""
+
+
+class Upstream:
+    """One model server behind its base URL (ending in `/v1`); used in one event loop."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        deadline_seconds: float = 600.0,
+        max_tries: int = 8,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.deadline_seconds = deadline_seconds
+        self.max_tries = max_tries
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._ssl = ssl.create_default_context() if base_url.startswith("https:") else False
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+        """Open connections that no request uses, the last used one last."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    async def post(self, path: str, content: bytes) -> UpstreamReply:
+        """Send a JSON request and return the answer, also one with an error status.
+
+        Args:
+            path: Below the base URL, with its leading slash.
+            content: The request body.
+
+        Raises:
+            UpstreamTimeout: No answer before the deadline.
+            UpstreamError: No connection, or it broke, in every try.
+        """
+        tries = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(httpx.TransportError)
+            | tenacity.retry_if_result(lambda reply: reply.status in RETRIABLE_STATUS),
+            wait=_wait_seconds,
+            stop=tenacity.stop_after_attempt(self.max_tries)
+            | tenacity.stop_before_delay(self.deadline_seconds),
+            before_sleep=_log_retry,
+            retry_error_callback=_last_outcome,
+        )
+        try:
+            async with asyncio.timeout(self.deadline_seconds):
+                return await tries(self._post_once, f"{self.base_url}{path}", content)
+        except TimeoutError as error:
+            raise UpstreamTimeout(
+                f"the model server did not answer within {self.deadline_seconds:g} s"
+            ) from error
+        except httpx.TransportError as error:
+            raise UpstreamError(
+                f"cannot reach the model server: {type(error).__name__}: {error}"
+            ) from error
+
+    async def _post_once(self, url: str, content: bytes) -> UpstreamReply:
+        """Send the request over a connection of its own.
+
+        Not through one `httpx.AsyncClient`: its pool gives one idle connection to many requests at
+        once and lets them try again (11 tries for each of 16 concurrent calls, measured with
+        httpcore 1.0, November 2026). Proxies in the environment (HTTP_PROXY) are not for the model
+        server, and a bare transport knows none.
+        """
+        request = httpx.Request(
+            "POST", url, headers=self._headers, content=content, extensions={"timeout": _TIMEOUT}
+        )
+        connection = self._idle.pop() if self._idle else self._connect()
+        try:
+            response = await connection.handle_async_request(request)
+            answer = await response.aread()
+        except BaseException:
+            await connection.aclose()
+            raise
+        self._idle.append(connection)
+        return UpstreamReply(response.status_code, response.headers, answer)
+
+    def _connect(self) -> httpx.AsyncHTTPTransport:
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=60.0)
+        return httpx.AsyncHTTPTransport(verify=self._ssl, trust_env=False, limits=limits)
+
+
+def _last_outcome(state: tenacity.RetryCallState) -> UpstreamReply:
+    """Return the last reply, or raise the last error."""
+    assert state.outcome is not None
+    return state.outcome.result()
+
+
+def _wait_seconds(state: tenacity.RetryCallState) -> float:
+    """Return the server's Retry-After in seconds where it gives one, else the backoff."""
+    if state.outcome is not None and not state.outcome.failed:
+        try:
+            return max(0.0, float(state.outcome.result().headers.get("retry-after", "")))
+        except ValueError:
+            pass  # absent, or an HTTP date
+    return _BACKOFF(state)
+
+
+def _log_retry(state: tenacity.RetryCallState) -> None:
+    assert state.outcome is not None
+    failed = state.outcome.failed
+    logger.warning(
+        "model server: %s; try %d follows in %.2f s",
+        state.outcome.exception() if failed else f"HTTP {state.outcome.result().status}",
+        state.attempt_number + 1,
+        state.upcoming_sleep,
+    )

@@ -1,0 +1,65 @@
+"""Everything that can be found wrong with a run before anything costly starts."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agl_core import identity
+from agl_core.algorithm import IterativeAlgorithm, build_algorithm
+from agl_core.config import RunConfig
+from agl_core.dataset import read_jsonl
+from agl_core.ledger.run import RunLedger, RunRecord, open_run
+from agl_core.litagent.decorator import load_agent
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run whose configuration was checked and whose identity stands in the ledger."""
+
+    config: RunConfig
+    ledger: RunLedger
+    record: RunRecord
+    algorithm: IterativeAlgorithm[Any]
+    inputs: dict[str, Sequence[str]]
+    """Rows of the datasets as JSON, by `train` and `val`."""
+    start_state: Any
+    """State before the first iteration."""
+
+    def state_after(self, committed: int) -> Any:
+        """Return the algorithm's state after some committed iterations."""
+        if committed == 0:
+            return self.start_state
+        state = self.ledger.manifest(committed - 1).state
+        return self.algorithm.state_type.model_validate(state)
+
+
+def prepare_run(config: RunConfig) -> PreparedRun:
+    """Check the configuration and write the run's identity, or find the one that is there.
+
+    Raises:
+        ConfigError: Something is wrong with the configuration, the data, the agent or the model, or
+        the run exists
+            with another identity.
+        LedgerError: The ledger cannot be written.
+    """
+    algorithm = build_algorithm(config)
+    load_agent(config.agent)
+    inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data)}
+    if config.val_data is not None:
+        inputs["val"] = read_jsonl(config.val_data)
+    base = identity.base_model(algorithm.model_path)
+    start_state = algorithm.start(base.policy, inputs["train"], inputs.get("val"))
+    ledger = open_run(config.ledger, config.run_id)
+    record = RunRecord(
+        run_id=config.run_id,
+        config=config,
+        datasets={name: ledger.put_dataset(name, rows) for name, rows in inputs.items()},
+        base=base,
+        code=identity.code(config.agent),
+        packages=identity.packages(),
+        conditional_put=ledger.storage.conditional_put,
+        created=time.time(),
+    )
+    recorded = ledger.start(record)
+    return PreparedRun(config, ledger, recorded, algorithm, inputs, start_state)

@@ -1,0 +1,141 @@
+"""Run one agent call under a deadline, whether it is async or sync.
+
+Neither kind can be stopped by force: a thread cannot be killed, and a coroutine may swallow its
+cancellation. What still runs after its deadline is left behind and counted (`LeakCounter`), so that
+the caller can stop when too much piled up.
+"""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+CANCEL_GRACE_SECONDS = 2.0
+"""How long a cancelled coroutine may take to clean up before it counts as leaked."""
+
+
+class DeadlineExceeded(Exception):  # noqa: N818 - a verdict of this module, not an error of the agent
+    """The agent did not return in time."""
+
+
+class LeakCounter:
+    """Agents that still run although their attempt was given up; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.threads = 0
+        """Threads that run now."""
+        self.tasks = 0
+        """Coroutines that run now, having swallowed their cancellation."""
+        self.total = 0
+        """All that ever leaked, including those that ended since."""
+        self._kept: set[asyncio.Task[Any]] = set()  # the event loop holds tasks weakly
+
+    def add_thread(self, thread: Future[Any]) -> None:
+        """Count a thread until it ends."""
+        with self._lock:
+            self.threads += 1
+            self.total += 1
+        thread.add_done_callback(self._thread_ended)
+
+    def add_task(self, task: asyncio.Task[Any]) -> None:
+        """Count a task until it ends."""
+        with self._lock:
+            self.tasks += 1
+            self.total += 1
+        self._kept.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _thread_ended(self, thread: Future[Any]) -> None:
+        del thread
+        with self._lock:
+            self.threads -= 1
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen: asyncio logs an exception that nobody retrieved
+        self._kept.discard(task)
+        with self._lock:
+            self.tasks -= 1
+
+
+async def run_coroutine(
+    coroutine: Coroutine[Any, Any, Any],
+    timeout_seconds: float | None,
+    leaks: LeakCounter,
+    grace_seconds: float = CANCEL_GRACE_SECONDS,
+) -> Any:
+    """Return what the coroutine returns, or raise what it raises.
+
+    Raises:
+        DeadlineExceeded: It did not end in time; it was cancelled, or leaked if it did not end
+            within the grace either.
+    """
+    # Not a TaskGroup: that would wait for ever for a coroutine that swallows its cancellation.
+    task = asyncio.create_task(coroutine)
+    try:
+        await asyncio.wait({task}, timeout=timeout_seconds)
+    except asyncio.CancelledError:
+        await _cancel(task, leaks, grace_seconds)
+        raise
+    if task.done():
+        return task.result()
+    await _cancel(task, leaks, grace_seconds)
+    raise DeadlineExceeded
+
+
+async def _cancel(task: asyncio.Task[Any], leaks: LeakCounter, grace_seconds: float) -> None:
+    """Cancel the task and wait for its end within the grace; count it as leaked otherwise."""
+    task.cancel()
+    try:
+        await asyncio.wait({task}, timeout=grace_seconds)
+    finally:
+        if not task.done():
+            leaks.add_task(task)
+        elif not task.cancelled():
+            task.exception()  # seen: too late to count
+
+
+async def run_in_thread(
+    call: Callable[[], Any], timeout_seconds: float | None, leaks: LeakCounter
+) -> Any:
+    """Return what the call returns in a thread with a copy of this context, or raise its error.
+
+    The thread is a daemon of its own: one that never ends does not block the end of the process.
+
+    Raises:
+        DeadlineExceeded: It did not end in time; its thread is counted as leaked.
+    """
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+    threading.Thread(
+        target=_resolve, args=(future, context, call), name="agent", daemon=True
+    ).start()
+    waiter = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait({waiter}, timeout=timeout_seconds)
+    finally:
+        if not waiter.done():
+            waiter.cancel()
+            leaks.add_thread(future)
+    if waiter.cancelled():
+        raise DeadlineExceeded
+    return waiter.result()
+
+
+def _resolve(future: Future[Any], context: contextvars.Context, call: Callable[[], Any]) -> None:
+    """Call it and let the future have what comes of it."""
+    try:
+        result = context.run(call)
+    except StopIteration as error:
+        # A StopIteration cannot travel through an asyncio future, which would never end.
+        stopped = RuntimeError("the agent raised StopIteration")
+        stopped.__cause__ = error
+        future.set_exception(stopped)
+    except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)

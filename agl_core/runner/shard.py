@@ -1,0 +1,259 @@
+"""The rollouts that one runner executes, apart from who schedules them: agent, proxy, tracer,
+flushes.
+
+    open_shard(ref) -> Shard
+        run_attempt(index, attempt)   one try; its outcome and spans stay in memory
+        finish(index)                 the last try decides; ready to be flushed
+        flushing()                    writes what is ready every few seconds or rollouts, and all at
+        the end
+
+A kill therefore costs at most the rollouts of one flush window.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import pyarrow as pa
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel, ConfigDict
+
+from agl_core import progress
+from agl_core.config import RolloutSettings
+from agl_core.errors import LedgerError, TransientError
+from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger.run import open_run
+from agl_core.ledger.spans import numeric_annotations, spans_to_table
+from agl_core.ledger.tables import OUTCOMES, SPANS
+from agl_core.litagent.decorator import FunctionalLitAgent, load_agent
+from agl_core.llm_proxy.app import ProxyConfig
+from agl_core.llm_proxy.server import ProxyServer
+from agl_core.runner.execution import LeakCounter
+from agl_core.runner.rollout import AttemptResult, run_attempt
+from agl_core.tracer.otel import OtelTracer
+from agl_core.types.outcome import AttemptOutcome
+from agl_core.types.resources import ProxyLLM
+
+FlushListener = Callable[[int, int], Awaitable[None]]
+"""Called after each flush with the rollouts flushed so far and those expected."""
+
+
+class ShardRef(BaseModel):
+    """Names the rollouts of one shard attempt, and where their model is served."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ledger: str
+    run_id: str
+    iteration: int
+    rollout_set: str
+    claim: int
+    model_server: str
+    """Base URL of the engine server, without `/v1`."""
+
+    @property
+    def name(self) -> str:
+        """Name for logs and the UI."""
+        return f"{self.run_id}-{self.iteration:06d}-{self.rollout_set}-{self.claim:04d}"
+
+
+class Shard:
+    """The rollouts of one claim, while they run in this process."""
+
+    def __init__(
+        self,
+        ref: ShardRef,
+        rollouts: RolloutSet,
+        requests: list[dict[str, Any]],
+        settings: RolloutSettings,
+        agent: FunctionalLitAgent,
+    ) -> None:
+        self.ref = ref
+        self.settings = settings
+        self.slots = asyncio.Semaphore(settings.concurrency)
+        """Rollouts that run at once."""
+        self._rollouts = rollouts
+        self._requests = {request["index"]: request for request in requests}
+        self._seeds = {request["rollout_id"]: request["seed"] for request in requests}
+        self._agent = agent
+        self._tracer = OtelTracer()
+        self._leaks = LeakCounter()
+        self._llm: ProxyLLM | None = None
+        self._attempts: dict[int, list[AttemptResult]] = {}
+        self._ready: list[int] = []
+        self._kinds: Counter[str] = Counter()
+        self._num_chunks = 0
+        self._num_flushed = 0
+        self._wake = asyncio.Event()
+
+    @property
+    def indices(self) -> list[int]:
+        """The rollouts of the shard, by their place among the requests."""
+        return list(self._requests)
+
+    def rollout_id(self, index: int) -> str:
+        """Return the id of a rollout."""
+        return self._requests[index]["rollout_id"]
+
+    def kinds(self) -> dict[str, int]:
+        """Return how the finished rollouts ended."""
+        return dict(self._kinds)
+
+    def has_outcome(self, index: int) -> bool:
+        """Say whether at least one attempt at the rollout has ended."""
+        return bool(self._attempts.get(index))
+
+    async def run_attempt(self, index: int, attempt: int) -> AttemptOutcome:
+        """Run one attempt; its spans and outcome are kept until the rollout is flushed.
+
+        Raises:
+            TransientError: Too many agents run on after their deadline; the shard has to be
+            replaced.
+        """
+        if self._leaks.threads > self.settings.max_leaked_threads:
+            raise TransientError(
+                f"shard {self.ref.name}: {self._leaks.threads} agents still run past their "
+                f"deadline of {self.settings.timeout_seconds:g} s; threads cannot be killed"
+            )
+        request = self._requests[index]
+        result = await run_attempt(
+            self._agent,
+            index=index,
+            task=json.loads(request["input"]),
+            rollout_id=request["rollout_id"],
+            claim=self.ref.claim,
+            attempt=attempt,
+            llm=self._llm,
+            tracer=self._tracer,
+            timeout_seconds=self.settings.timeout_seconds,
+            mode=request["mode"],
+            leaks=self._leaks,
+        )
+        self._attempts.setdefault(index, []).append(result)
+        return result.outcome
+
+    def finish(self, index: int) -> None:
+        """Let the last attempt decide the rollout; it is written with the next flush."""
+        self._kinds[self._attempts[index][-1].outcome.kind.value] += 1
+        self._ready.append(index)
+        progress.report(
+            progress.RolloutsFinished(
+                self.ref.rollout_set, sum(self._kinds.values()), len(self._requests)
+            )
+        )
+        if len(self._ready) >= self.settings.flush_rollouts:
+            self._wake.set()
+
+    @asynccontextmanager
+    async def flushing(self, on_flush: FlushListener) -> AsyncGenerator[None]:
+        """Flush what is ready while the block runs, and the rest at its end, even if it fails."""
+        flusher = asyncio.create_task(self._flush_regularly(on_flush))
+        try:
+            yield
+        finally:
+            flusher.cancel()
+            await asyncio.gather(flusher, return_exceptions=True)
+            if not flusher.cancelled() and (error := flusher.exception()):
+                raise LedgerError(f"shard {self.ref.name} could not flush: {error}") from error
+            await self._flush(on_flush)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Run the recording proxy while the block runs."""
+        resources = self._rollouts.read_resources()
+        config = ProxyConfig(
+            backend_url=f"{self.ref.model_server}/v1",
+            rollout_seeds=self._seeds,
+            deadline_seconds=self.settings.timeout_seconds,
+        )
+        async with ProxyServer(config, self._tracer) as proxy:
+            self._llm = proxy.as_resource(resources.policy.version, resources.sampling_parameters)
+            yield
+
+    async def _flush_regularly(self, on_flush: FlushListener) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.settings.flush_seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # the usual case: the window has passed
+            await asyncio.shield(self._flush(on_flush))
+
+    async def _flush(self, on_flush: FlushListener) -> None:
+        """Write one chunk with every rollout that has ended since the last one."""
+        self._wake.clear()
+        indices, self._ready = self._ready, []
+        if not indices:
+            return
+        self._num_chunks += 1
+        results = {index: self._attempts.pop(index) for index in indices}
+        await asyncio.to_thread(self._write_chunk, self._num_chunks, results)
+        self._num_flushed += len(indices)
+        await on_flush(self._num_flushed, len(self._requests))
+
+    def _write_chunk(self, number: int, results: dict[int, list[AttemptResult]]) -> None:
+        spans = [
+            spans_to_table(attempt.spans, index)
+            for index, attempts in results.items()
+            for attempt in attempts
+        ]
+        outcomes = [
+            _outcome_row(attempt.outcome, attempt.spans, final=attempt is attempts[-1])
+            for attempts in results.values()
+            for attempt in attempts
+        ]
+        self._rollouts.put_chunk(
+            self.ref.claim,
+            number,
+            pa.concat_tables([SPANS.empty_table(), *spans]).combine_chunks(),
+            pa.Table.from_pylist(outcomes, schema=OUTCOMES),
+        )
+
+
+def _outcome_row(
+    outcome: AttemptOutcome, spans: list[ReadableSpan], *, final: bool
+) -> dict[str, Any]:
+    notes = json.dumps(numeric_annotations(spans), sort_keys=True)
+    return outcome.model_dump(mode="json") | {"annotations": notes, "final": final}
+
+
+_current: ContextVar[Shard | None] = ContextVar("agl_current_shard", default=None)
+
+
+def current_shard() -> Shard:
+    """Return the shard that this code runs in.
+
+    Raises:
+        LedgerError: It runs in none.
+    """
+    shard = _current.get()
+    if shard is None:
+        raise LedgerError("no shard is open here; rollouts run inside the flow rollout-shard")
+    return shard
+
+
+@asynccontextmanager
+async def open_shard(ref: ShardRef) -> AsyncGenerator[Shard]:
+    """Load the agent, start the proxy, and make the shard current.
+
+    Raises:
+        ConfigError: The agent cannot be imported here.
+        LedgerError: The run, the claim or the requests cannot be read.
+    """
+    ledger = open_run(ref.ledger, ref.run_id)
+    config = ledger.record().config
+    rollouts = RolloutSet(ledger.iteration(ref.iteration), ref.rollout_set)
+    claimed = set(rollouts.read_claim(ref.claim).indices)
+    table = rollouts.read_requests()
+    requests = [row for row in table.to_pylist() if row["index"] in claimed]
+    shard = Shard(ref, rollouts, requests, config.rollout, load_agent(config.agent))
+    token = _current.set(shard)
+    try:
+        async with shard.serving():
+            yield shard
+    finally:
+        _current.reset(token)

@@ -1,0 +1,180 @@
+"""The command `agl`: run a training campaign, look at its record.
+
+Exit status: 0 done, 1 a check or a run failed, 2 the request cannot be carried out as it was made.
+Answers go to standard output, everything else to standard error.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+
+from agl_core import progress
+from agl_core.config import RunConfig
+from agl_core.errors import AglError, ConfigError
+from agl_core.ledger.run import RunLedger, open_run
+from agl_core.ledger.verify import verify_run
+from agl_core.preflight import prepare_run
+from agl_core.terminal import RunDisplay, iterations_table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train LLM agents as a Prefect pipeline, and look at the record afterwards.",
+)
+ledger_app = typer.Typer(no_args_is_help=True, help="Look at runs in a ledger and check them.")
+app.add_typer(ledger_app, name="ledger")
+
+STATE_FOLDER = Path(".agl")
+_answers = Console(width=None if sys.stdout.isatty() else 100)
+_log = Console(stderr=True)
+
+Ledger = Annotated[str, typer.Option(help="A local folder, or s3://bucket/prefix.")]
+RunId = Annotated[str, typer.Argument(help="Name of the run.")]
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="YAML file with the run's configuration.")],
+    run_id: Annotated[str | None, typer.Option(help="Use this name instead of the file's.")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="Use this ledger instead of the file's.")
+    ] = None,
+) -> None:
+    """Train an agent; a run that was interrupted goes on where its ledger ends.
+
+    Starts a Prefect server of its own unless PREFECT_API_URL names one.
+
+    Example: agl run examples/calculator/run.yaml --run-id my-run
+    """
+    settings = read_config(config, {"run_id": run_id, "ledger": ledger})
+    prepared = prepare_run(settings)
+    if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
+        _show(prepared.ledger, settings.run_id)
+        _answers.print(f"Run {settings.run_id} is complete. Start another one with --run-id NAME.")
+        return
+    from deployments.server import connected_server, drain
+
+    display = RunDisplay(
+        _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
+    )
+    with (
+        display,
+        connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
+        progress.listen(display),
+    ):
+        from flows.training_run import training_run
+
+        async def run_and_drain() -> bool:
+            await training_run(settings)
+            return await drain()
+
+        if not asyncio.run(run_and_drain()):
+            _log.print("The Prefect server did not record every task run in time; the ledger did.")
+    _show(prepared.ledger, settings.run_id)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(help="Port on the loopback address.")] = 4200,
+) -> None:
+    """Open the Prefect UI on the runs that were recorded here, until Ctrl-C."""
+    from deployments.server import prefect_server
+
+    with prefect_server(STATE_FOLDER / "prefect", port=port) as url:
+        _answers.print(f"Prefect UI: {url.removesuffix('/api')}/v2/dashboard  (Ctrl-C ends it)")
+        try:
+            asyncio.run(asyncio.Event().wait())
+        except KeyboardInterrupt:
+            _log.print("stopped")
+
+
+@ledger_app.command("show")
+def ledger_show(run_id: RunId, ledger: Ledger = str(STATE_FOLDER / "ledger")) -> None:
+    """Show a run's committed iterations.
+
+    Example: agl ledger show calculator
+    """
+    found = open_run(ledger, run_id)
+    found.record()
+    _show(found, run_id)
+
+
+@ledger_app.command("verify")
+def ledger_verify(run_id: RunId, ledger: Ledger = str(STATE_FOLDER / "ledger")) -> None:
+    """Hash every file of a run again and compare rows and counts with its manifests.
+
+    Example: agl ledger verify calculator
+    """
+    found = open_run(ledger, run_id)
+    found.record()
+    differences = verify_run(found)
+    for line in differences:
+        _answers.print(line)
+    if differences:
+        raise typer.Exit(1)
+    _answers.print(
+        f"Run {run_id}: {len(found.manifests())} iterations, every file as its manifest says."
+    )
+
+
+def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
+    """Return the configuration in a YAML file; options that are not None replace its values.
+
+    Raises:
+        ConfigError: The file is missing, is not YAML, or has unknown or wrong settings.
+    """
+    if not path.is_file():
+        raise ConfigError(f"configuration {path} does not exist")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"configuration {path} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"configuration {path} must be a mapping of settings")
+    values |= {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()
+        )
+        raise ConfigError(f"configuration {path}: {problems}") from error
+
+
+def _show(ledger: RunLedger, run_id: str) -> None:
+    _answers.print(iterations_table(run_id, ledger.manifests()))
+    _answers.print(f"Ledger: {ledger.storage.uri}/{ledger.prefix}", soft_wrap=True)
+    plot = ledger.storage.local_path(ledger.plot_key)
+    if ledger.storage.exists(ledger.plot_key):
+        _answers.print(f"Reward plot: {plot or ledger.plot_key}", soft_wrap=True)
+
+
+def _log_to_stderr() -> None:
+    """Show warnings, also of libraries that set their own loggers to a lower level."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
+def main() -> None:
+    """Run the command; a mistake of the user gives one sentence and status 2, not a traceback."""
+    _log_to_stderr()
+    sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
+    try:
+        app()
+    except ConfigError as error:
+        _log.print(f"agl: {error}", style="red", soft_wrap=True, markup=False)
+        sys.exit(2)
+    except AglError as error:
+        _log.print(f"agl: {error}", style="red", soft_wrap=True, markup=False)
+        sys.exit(1)

@@ -1,0 +1,68 @@
+"""Run every request of a set: claim, start shards, and replace those that died."""
+
+import asyncio
+from typing import Any
+
+from agl_core import progress
+from agl_core.errors import LedgerError
+from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.runner.shard import ShardRef
+from agl_core.types.training import PolicyRef
+from flows.rollout_shard import rollout_shard
+from tasks import context
+from tasks.context import IterationRef
+from tasks.publish import serve
+
+_MAX_ROUNDS = 3
+"""Shards of a set are replaced at most twice in one go; a restart of the run begins anew."""
+
+
+async def roll_out(ref: IterationRef, stage: str, rollout_set: str, policy: PolicyRef) -> None:
+    """Return once each request of the set has a finished record in the ledger; record that as a
+    stage.
+
+    Raises:
+        LedgerError: Rollouts are left after the last round; the message holds the last shard's
+        reason.
+    """
+    iteration = ref.open()
+    if iteration.record(stage):
+        return
+    progress.report(progress.StageStarted(ref.iteration, stage))
+    with iteration.stage(stage) as attempt:
+        rollouts = RolloutSet(iteration, rollout_set)
+        await _run_shards(ref, rollouts, policy)
+        attempt.values |= {"rollout_set": rollout_set, "claims": len(rollouts.claims())}
+
+
+async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef) -> None:
+    """Claim and run what is unfinished, until nothing is."""
+    services = context.current()
+    size = services.run.config.rollout.shard_size
+    reason = ""
+    for _ in range(_MAX_ROUNDS):
+        pending = rollouts.unfinished()
+        if not pending:
+            return
+        serve(policy)
+        parts = [pending[start : start + size] for start in range(0, len(pending), size)]
+        shards = [
+            ShardRef(
+                ledger=ref.ledger,
+                run_id=ref.run_id,
+                iteration=ref.iteration,
+                rollout_set=rollouts.name,
+                claim=rollouts.claim(part).number,
+                model_server=services.server.url,
+            )
+            for part in parts
+        ]
+        # Prefect's overloads know nothing of return_state for async flows.
+        runs: list[Any] = [rollout_shard(shard, return_state=True) for shard in shards]
+        states = await asyncio.gather(*runs)
+        reason = next((str(state.message) for state in states if not state.is_completed()), reason)
+    if pending := rollouts.unfinished():
+        raise LedgerError(
+            f"{len(pending)} rollouts of {rollouts.name} have no outcome after "
+            f"{_MAX_ROUNDS} rounds: {reason}"
+        )

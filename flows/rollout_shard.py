@@ -1,0 +1,54 @@
+"""The rollouts of one runner: one task run each, flushed to the ledger as they finish."""
+
+import asyncio
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
+from pydantic import BaseModel, ConfigDict
+
+from agl_core.errors import LedgerError
+from agl_core.runner.shard import Shard, ShardRef, open_shard
+from tasks.rollout import rollout_task
+
+
+class ShardSummary(BaseModel):
+    """How a shard ended."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    claim: int
+    kinds: dict[str, int]
+    """Rollouts by how their last attempt ended."""
+
+
+@flow(name="rollout-shard", flow_run_name="{shard.name}", persist_result=False)
+async def rollout_shard(shard: ShardRef) -> ShardSummary:
+    """Run the rollouts of one claim.
+
+    Raises:
+        LedgerError: A rollout ended without a recorded outcome, or the ledger cannot be written.
+    """
+    async with open_shard(shard) as running:
+        artifact = await acreate_progress_artifact(
+            progress=0.0, description=f"rollouts of {shard.name}"
+        )
+
+        async def show(done: int, expected: int) -> None:
+            await aupdate_progress_artifact(artifact, progress=100.0 * done / expected)
+
+        async with running.flushing(on_flush=show):
+            task = rollout_task(running.settings)
+            async with asyncio.TaskGroup() as group:
+                for index in running.indices:
+                    group.create_task(_run(running, task, index))
+        return ShardSummary(claim=shard.claim, kinds=running.kinds())
+
+
+async def _run(shard: Shard, task: Any, index: int) -> None:
+    """Run one rollout to its last attempt."""
+    async with shard.slots:
+        state = await task(index, shard.rollout_id(index), return_state=True)
+    if not shard.has_outcome(index):
+        raise LedgerError(f"rollout {index} ended without an outcome: {state.message}")
+    shard.finish(index)

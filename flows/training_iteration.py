@@ -1,0 +1,56 @@
+"""One iteration: propose, publish, roll out, collect, adapt, update, export, evaluate, commit."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from agl_core import progress
+from agl_core.types.training import PolicyRef
+from flows.fan_out import roll_out
+from tasks import context
+from tasks.adapt import adapt
+from tasks.collect import collect
+from tasks.commit import commit, read_manifest
+from tasks.context import IterationRef
+from tasks.propose import TRAIN_SET, open_set, propose, state_before
+from tasks.publish import publish
+from tasks.report import report
+from tasks.update import export, read_state, update
+
+
+@flow(
+    name="training-iteration",
+    flow_run_name="{ref.run_id}-{ref.iteration:06d}",
+    persist_result=False,
+)
+async def training_iteration(ref: IterationRef) -> str:
+    """Run one iteration to its manifest and return the manifest's key; finished stages are not
+    repeated.
+    """
+    proposed = propose(ref)
+    policy = PolicyRef.model_validate(proposed.values["policy_in"])
+    publish(ref)
+    if ref.iteration == 0:
+        await evaluate(ref, state_before(ref.open()), "rollout_base", "evaluate_base")
+
+    await roll_out(ref, "rollout", TRAIN_SET, policy)
+    collect(ref, TRAIN_SET, policy)
+    adapt(ref)
+    await update(ref)
+    await export(ref)
+    await evaluate(ref, read_state(ref.open(), "export"), "rollout_new", "evaluate")
+
+    key = commit(ref, {"flow_run_id": flow_run.id})
+    await report(ref)
+    progress.report(progress.IterationCommitted(read_manifest(ref)))
+    return key
+
+
+async def evaluate(ref: IterationRef, state: object, rollout_stage: str, stage: str) -> None:
+    """Score a state's policy on the validation set, if there is one."""
+    proposal = context.current().run.algorithm.validation(state)
+    if proposal is None:
+        return
+    name = f"val-{proposal.policy.version}"
+    open_set(ref, name, proposal)
+    await roll_out(ref, rollout_stage, name, proposal.policy)
+    collect(ref, name, proposal.policy, stage)

@@ -1,0 +1,64 @@
+"""Stage `adapt`: spans to triplets, triplets to batch rows with the reason for each row that is
+dropped.
+"""
+
+import pyarrow as pa
+
+from agl_core import progress
+from agl_core.adapter.triplet import spans_to_triplets
+from agl_core.ledger import files
+from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger.stages import IterationLedger, StageRecord
+from agl_core.ledger.tables import OUTCOMES, SPANS, TRIPLETS
+from agl_core.trajectory.batch import build_rows
+from agl_core.trajectory.coverage import rollout_coverage, row_coverage
+from agl_core.trajectory.credit import shuffle_rewards
+from tasks import context
+from tasks.context import IterationRef
+from tasks.policies import ledger_task
+from tasks.propose import TRAIN_SET
+
+
+@ledger_task(name="adapt")
+def adapt(ref: IterationRef) -> StageRecord:
+    """Write `triplets` and `batch` from the collected tables, and count what became of
+    everything.
+    """
+    iteration = ref.open()
+    if record := iteration.record("adapt"):
+        return record
+    progress.report(progress.StageStarted(ref.iteration, "adapt"))
+    run = context.current().run
+    collected = iteration.finished("collect")
+    outcomes = files.read_table(iteration.storage, collected.file("outcomes").key, OUTCOMES)
+    triplets = _read_triplets(iteration, collected.file("spans").key, outcomes)
+    if run.config.control == "shuffled_rewards":
+        triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + ref.iteration)
+    limits = run.algorithm.batch_limits
+    rows = build_rows(
+        triplets,
+        max_prompt_length=limits.max_prompt_length,
+        max_response_length=limits.max_response_length,
+        min_group_size=run.config.min_group_size,
+    )
+    coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, rows)
+    with iteration.stage("adapt") as stage:
+        stage.put_table("triplets", triplets)
+        stage.put_table("batch", rows)
+        stage.values |= {
+            "coverage": coverage.model_dump(mode="json"),
+            "rows": row_coverage(rows).model_dump(mode="json"),
+        }
+    return iteration.finished("adapt")
+
+
+def _read_triplets(iteration: IterationLedger, spans_key: str, outcomes: pa.Table) -> pa.Table:
+    """Adapt the spans one flush at a time (a rollout's spans are never split between two)."""
+    rollouts = RolloutSet(iteration, TRAIN_SET)
+    groups = rollouts.read_requests(["index", "group"])
+    parts = [
+        spans_to_triplets(spans, outcomes, groups)
+        for spans in files.iter_tables(iteration.storage, spans_key, SPANS)
+    ]
+    merged = pa.concat_tables([TRIPLETS.empty_table(), *parts])
+    return merged.sort_by([("index", "ascending"), ("call_index", "ascending")])

@@ -1,0 +1,40 @@
+"""The one place for retry, backoff and caching of Prefect tasks."""
+
+from functools import partial
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.tasks import exponential_backoff
+
+from agl_core.errors import RolloutFailed, TransientError
+
+
+async def is_transient(task: Any, task_run: Any, state: Any) -> bool:
+    """Say whether another try of a stage may work (Prefect's retry condition)."""
+    del task, task_run
+    error = await state.result(raise_on_failure=False)
+    return isinstance(error, TransientError)
+
+
+def retries_kinds(kinds: frozenset[str]) -> Any:
+    """Return the retry condition that tries failed rollouts of some kinds again."""
+
+    async def condition(task: Any, task_run: Any, state: Any) -> bool:
+        del task, task_run
+        error = await state.result(raise_on_failure=False)
+        return isinstance(error, RolloutFailed) and error.kind in kinds
+
+    return condition
+
+
+# Prefect's cache and result storage are off: the ledger alone says what is done.
+ledger_task = partial(
+    task,
+    retries=2,
+    retry_delay_seconds=exponential_backoff(2),
+    retry_jitter_factor=0.3,
+    retry_condition_fn=is_transient,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)

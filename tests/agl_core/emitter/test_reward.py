@@ -1,0 +1,112 @@
+from types import SimpleNamespace
+
+import pytest
+
+from agl_core import semconv
+from agl_core.emitter import emit_reward, final_reward, find_final_reward, get_reward_value
+from agl_core.emitter.reward import _warn_rewards_differ
+from agl_core.tracer import OtelTracer
+
+
+def make_span(reward=None, name=semconv.ANNOTATION_SPAN, **attributes):
+    if reward is not None:
+        attributes[semconv.PRIMARY_REWARD_VALUE] = reward
+    return SimpleNamespace(name=name, attributes=attributes)
+
+
+@pytest.mark.parametrize(("reward", "value"), [(0.5, 0.5), (1, 1.0), (True, 1.0)])
+def test_scalar_reward_is_the_primary_one(reward, value):
+    with OtelTracer().attempt("ro-1", "at-1") as trace:
+        emit_reward(reward, attributes={"why": "test"})
+    attributes = trace.spans()[0].attributes
+    assert attributes[semconv.PRIMARY_REWARD_NAME] == "primary"
+    assert attributes[semconv.PRIMARY_REWARD_VALUE] == value
+    assert isinstance(attributes[semconv.PRIMARY_REWARD_VALUE], float)
+    assert attributes["why"] == "test"
+
+
+def test_primary_key_comes_first():
+    with OtelTracer().attempt("ro-1", "at-1") as trace:
+        emit_reward({"style": 0.1, "exact": 1.0}, primary_key="exact")
+    attributes = trace.spans()[0].attributes
+    assert attributes["agentlightning.reward.0.name"] == "exact"
+    assert attributes["agentlightning.reward.1.name"] == "style"
+    assert attributes["agentlightning.reward.1.value"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("reward", "primary_key", "error"),
+    [
+        ({"a": 1.0}, None, ValueError),
+        ({"a": 1.0}, "b", ValueError),
+        ({"a": "1"}, "a", ValueError),
+        ("1", None, TypeError),
+        (None, None, TypeError),
+        (float("nan"), None, ValueError),
+        ({"a": float("inf")}, "a", ValueError),
+        (1.0, "a", ValueError),
+    ],
+)
+def test_reward_that_is_none_is_refused(reward, primary_key, error):
+    with OtelTracer().attempt("ro-1", "at-1") as trace, pytest.raises(error):
+        emit_reward(reward, primary_key=primary_key)
+    assert len(trace.spans()) == 1
+
+
+def test_reward_outside_of_an_attempt_is_refused():
+    with pytest.raises(RuntimeError, match="no active attempt"):
+        emit_reward(1.0)
+
+
+@pytest.mark.parametrize(
+    ("span", "value"),
+    [
+        (make_span(0.25), 0.25),
+        (
+            make_span(name="other", **{"agentops.task.output": '{"type": "reward", "value": 2}'}),
+            2.0,
+        ),
+        (make_span(name="x", **{"agentops.entity.output": {"type": "reward", "value": 0.5}}), 0.5),
+        (make_span(name="x", **{"agentops.task.output": "no json"}), None),
+        (SimpleNamespace(name=semconv.ANNOTATION_SPAN, attributes={"reward": 3}), 3.0),
+        (SimpleNamespace(name="x", attributes={"reward": 3}), None),
+        (SimpleNamespace(name="x", attributes=None), None),
+    ],
+)
+def test_reward_of_a_span(span, value):
+    assert get_reward_value(span) == value
+
+
+def test_last_emitted_reward_counts():
+    assert find_final_reward([make_span(0.1), make_span(1.0), make_span(name="x")]) == 1.0
+    assert find_final_reward([]) is None
+
+
+@pytest.fixture
+def _warn_again():
+    _warn_rewards_differ.cache_clear()
+
+
+@pytest.mark.usefixtures("_warn_again")
+def test_returned_reward_wins_and_the_difference_is_said_once(caplog):
+    spans = [make_span(0.25)]
+    assert final_reward(0.75, spans) == 0.75
+    assert final_reward(0.5, spans) == 0.5
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("_warn_again")
+def test_equal_or_single_rewards_raise_no_warning(caplog):
+    assert final_reward(0.25, [make_span(0.25)]) == 0.25
+    assert final_reward(None, [make_span(0.25)]) == 0.25
+    assert final_reward(0.0, []) == 0.0
+    assert final_reward(None, []) is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_reward_that_is_not_finite_is_refused(bad):
+    with pytest.raises(ValueError, match="finite"):
+        final_reward(bad, [])
+    with pytest.raises(ValueError, match="finite"):
+        final_reward(None, [make_span(bad)])

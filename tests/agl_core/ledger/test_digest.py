@@ -1,0 +1,48 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_core.ledger.digest import json_digest, table_digest
+
+LISTS = st.lists(st.none() | st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=20)
+
+
+def table(values: list[list[int] | None]) -> pa.Table:
+    return pa.table({"ids": pa.array(values, pa.list_(pa.int32()))})
+
+
+@given(LISTS, st.integers(1, 5))
+def test_storage_does_not_change_a_digest(tmp_path_factory, values, rows):
+    path = tmp_path_factory.mktemp("digest") / "t.parquet"
+    pq.write_table(table(values), path, row_group_size=rows, compression="snappy")
+    assert table_digest(pq.read_table(path), ["ids"]) == table_digest(table(values), ["ids"])
+
+
+@given(LISTS, LISTS)
+def test_two_digests_agree_only_where_the_values_do(left, right):
+    same = table_digest(table(left), ["ids"]) == table_digest(table(right), ["ids"])
+    assert same == (left == right)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (pa.array(["a", "bc"]), pa.array(["ab", "c"])),
+        (pa.array(["", None]), pa.array([None, ""])),
+        (pa.array([0.0, None]), pa.array([None, 0.0])),
+        (pa.array([1], pa.int32()), pa.array([1], pa.int64())),
+        (pa.array([True, False]), pa.array([False, True])),
+    ],
+)
+def test_values_that_look_alike_differ(left, right):
+    assert table_digest(pa.table({"x": left}), ["x"]) != table_digest(pa.table({"x": right}), ["x"])
+
+
+def test_an_empty_column_has_a_digest():
+    assert table_digest(table([]), ["ids"]).startswith("sha256:")
+
+
+def test_json_digest_ignores_the_order_of_keys():
+    assert json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})

@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from agl_core.errors import LedgerError
+from agl_core.ledger import files
+from agl_core.ledger.storage import Storage
+from agl_core.ledger.tables import OUTCOMES, REQUESTS
+from tests.builders import make_requests
+
+
+def test_a_table_reads_back_by_columns_and_by_row_groups(storage: Storage):
+    ref = files.put_table(storage, "t.parquet", make_requests(5))
+    assert ref.rows == 5
+    assert files.read_table(storage, ref.key, REQUESTS, ["index"]).column_names == ["index"]
+    assert pa.concat_tables(files.iter_tables(storage, ref.key, REQUESTS)).num_rows == 5
+    assert files.count_rows(storage, ref.key) == 5
+
+
+def test_another_kind_of_table_is_refused(storage: Storage):
+    files.put_table(storage, "t.parquet", make_requests(1))
+    with pytest.raises(LedgerError, match="holds b'requests' version 1, expected b'outcomes'"):
+        files.read_table(storage, "t.parquet", OUTCOMES)
+
+
+def test_a_newer_version_is_refused(storage: Storage):
+    schema = REQUESTS.with_metadata({b"agl.schema": b"requests", b"agl.schema_version": b"2"})
+    files.put_table(storage, "t.parquet", make_requests(1).cast(schema))
+    with pytest.raises(LedgerError, match="version 2, expected b'requests' version 1"):
+        files.read_table(storage, "t.parquet", REQUESTS)
+
+
+def test_a_folder_comes_back_with_every_byte(storage: Storage, tmp_path: Path):
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "a").write_bytes(b"x" * 3_000_000)
+    (source / "sub" / "b").write_bytes(b"y")
+    ref = files.put_folder(storage, "folder/", source)
+    copy = files.fetch_folder(storage, ref, tmp_path / "cache")
+    assert (copy / "a").read_bytes() == (source / "a").read_bytes()
+    assert (copy / "sub" / "b").read_bytes() == b"y"
+
+
+def test_a_changed_file_is_found_before_it_is_used(storage: Storage, tmp_path: Path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a").write_bytes(b"x")
+    ref = files.put_folder(storage, "folder/", tmp_path / "source")
+    wrong = ref.files[0].model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(LedgerError, match=r"folder/a has sha256 .*, its record says 000"):
+        files.fetch_folder(storage, ref.model_copy(update={"files": (wrong,)}), tmp_path / "cache")
+
+
+def test_an_appended_table_holds_all_parts(tmp_path: Path):
+    with files.table_writer(tmp_path / "t.parquet", REQUESTS) as writer:
+        writer.append(make_requests(3))
+        writer.append(make_requests(0))
+        writer.append(make_requests(2))
+    assert writer.rows == 5

@@ -1,0 +1,102 @@
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agl_core.errors import ConfigError, ConflictError, LedgerError
+from agl_core.ledger.storage import Storage, open_storage
+
+
+def test_a_written_key_reads_back(storage: Storage):
+    storage.write_once("a/b.json", b"one")
+    assert storage.read("a/b.json") == b"one"
+    assert storage.exists("a/b.json")
+    with storage.open("a/b.json") as source:
+        source.seek(1)
+        assert source.read() == b"ne"
+
+
+def test_a_second_write_is_refused_and_the_first_stays(storage: Storage):
+    storage.write_once("k", b"one")
+    with pytest.raises(ConflictError, match="k exists; keys are written once"):
+        storage.write_once("k", b"two")
+    assert storage.read("k") == b"one"
+
+
+def test_a_file_is_refused_where_its_key_exists(storage: Storage, tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_bytes(b"from a file")
+    storage.put_file("f", path)
+    path.write_bytes(b"changed")
+    with pytest.raises(ConflictError):
+        storage.put_file("f", path)
+    assert storage.read("f") == b"from a file"
+
+
+def test_of_many_writers_at_once_one_wins(storage: Storage):
+    barrier = threading.Barrier(16)
+
+    def write(number: int) -> bool:
+        barrier.wait()
+        try:
+            storage.write_once("contested", str(number).encode())
+        except ConflictError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        won = [number for number, ok in enumerate(pool.map(write, range(16))) if ok]
+    assert [str(number).encode() for number in won] == [storage.read("contested")]
+
+
+def test_list_gives_all_keys_below_a_prefix_sorted(storage: Storage):
+    for key in ("p/b", "p/a/c", "q/a", "pp/x"):
+        storage.write_once(key, b"")
+    assert storage.list("p/") == ["p/a/c", "p/b"]
+    assert storage.list("nothing/") == []
+
+
+def test_a_missing_key_is_an_error_that_names_it(storage: Storage):
+    with pytest.raises(LedgerError, match="cannot read missing"):
+        storage.read("missing")
+    assert not storage.exists("missing")
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/.hidden"])
+def test_a_key_that_leaves_the_ledger_is_refused(storage: Storage, key: str):
+    with pytest.raises(ValueError, match="bad ledger key"):
+        storage.write_once(key, b"")
+
+
+def test_both_backends_refuse_second_writes_themselves(storage: Storage):
+    assert storage.conditional_put
+
+
+def test_another_scheme_is_refused():
+    with pytest.raises(ConfigError, match=r"use a local folder or s3://"):
+        open_storage("gs://bucket/x")
+
+
+def test_a_missing_bucket_is_one_clear_error(s3_uri: str):
+    with pytest.raises(LedgerError, match="s3://no-such-bucket/x: cannot write there"):
+        open_storage("s3://no-such-bucket/x")
+
+
+def test_a_failed_local_write_leaves_nothing_behind(tmp_path: Path):
+    storage = open_storage(str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(LedgerError, match="cannot write folder/big: File too large"):
+            storage.write_once("folder/big", b"x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_an_unwritable_ledger_is_one_clear_error(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(LedgerError, match="cannot write a: File exists"):
+        open_storage(str(tmp_path / "file")).write_once("a", b"")

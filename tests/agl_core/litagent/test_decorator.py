@@ -1,0 +1,121 @@
+import functools
+
+import pytest
+
+from agl_core.errors import ConfigError
+from agl_core.litagent import FunctionalLitAgent, as_agent, load_agent, rollout
+from agl_core.types.core import Attempt, AttemptedRollout
+from agl_core.types.resources import LLM, PromptTemplate
+
+ATTEMPTED = AttemptedRollout(
+    rollout_id="ro-1",
+    input={"q": 1},
+    start_time=0.0,
+    attempt=Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0.0),
+)
+MODEL = LLM(endpoint="http://x/v1", model="m")
+PROMPT = PromptTemplate(template="{q}")
+
+
+def sync_agent(task, llm):
+    return task, llm
+
+
+async def async_agent(task, llm, rollout):
+    return task, llm, rollout
+
+
+def prompt_agent(question, prompt_template, rollout=None):
+    return question, prompt_template, rollout
+
+
+class AsyncCallable:
+    async def __call__(self, task, llm):
+        return task
+
+
+def test_signatures_are_understood():
+    assert as_agent(sync_agent).wants == {"llm"}
+    assert not as_agent(sync_agent).is_async()
+    assert as_agent(async_agent).wants == {"llm", "rollout"}
+    assert as_agent(async_agent).is_async()
+    assert as_agent(prompt_agent).wants == {"prompt_template", "rollout"}
+    assert as_agent(AsyncCallable()).is_async()
+    assert as_agent(functools.partial(async_agent)).is_async()
+
+
+def test_decorated_function_stays_callable_and_keeps_its_name():
+    decorated = rollout(sync_agent)
+    assert decorated(1, llm=2) == (1, 2)
+    assert decorated.__name__ == decorated.name == "sync_agent"
+    assert as_agent(decorated) is decorated
+
+
+def test_agent_gets_what_it_takes():
+    assert as_agent(sync_agent).call(7, rollout=ATTEMPTED, llm=MODEL) == (7, MODEL)
+    called = as_agent(prompt_agent).call(7, rollout=ATTEMPTED, prompt_template=PROMPT)
+    assert called == (7, PROMPT, ATTEMPTED)
+
+
+def test_missing_resource_is_named():
+    with pytest.raises(ConfigError, match="takes prompt_template"):
+        as_agent(prompt_agent).call(7, rollout=ATTEMPTED, llm=MODEL)
+
+
+def no_resource(task):
+    pass
+
+
+def both(task, llm, prompt_template):
+    pass
+
+
+def unknown(task, llm, tools):
+    pass
+
+
+def keyword_only(*, llm):
+    pass
+
+
+def generator(task, llm):
+    yield 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (no_resource, "exactly one of llm and prompt_template"),
+        (both, "exactly one of llm and prompt_template"),
+        (unknown, "'tools' that nothing fills"),
+        (keyword_only, "no first parameter for its task"),
+        (lambda: None, "no first parameter for its task"),
+        (generator, "is a generator"),
+        (3, "an agent is a function"),
+        (FunctionalLitAgent, "an agent is a function"),
+    ],
+)
+def test_wrong_signature_is_refused(function, words):
+    with pytest.raises(ConfigError, match=words):
+        as_agent(function)
+
+
+def test_agent_is_loaded_by_path():
+    agent = load_agent("tests.agl_core.litagent.sample_agents:good")
+    assert isinstance(agent, FunctionalLitAgent)
+    assert agent.is_async()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("tests.agl_core", "expected 'package.module:attribute'"),
+        ("no_such_package.x:agent", "cannot import 'no_such_package.x'"),
+        ("tests.agl_core.litagent.sample_agents:nothing", "has no attribute 'nothing'"),
+        ("tests.agl_core.litagent.sample_agents:number", "an agent is a function"),
+        ("tests.agl_core.litagent.sample_agents:not_an_agent", "exactly one of"),
+    ],
+)
+def test_path_that_is_no_agent_is_refused(path, words):
+    with pytest.raises(ConfigError, match=words):
+        load_agent(path)
