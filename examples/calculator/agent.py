@@ -11,8 +11,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import httpx
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 
 from agl_core.emitter.annotation import emit_annotation
 from agl_core.types.resources import LLM
@@ -79,9 +78,11 @@ def _client() -> AsyncOpenAI:
     It keeps no idle connection: one belongs to the event loop that opened it, and rollouts may run
     in several loops, one after the other. Opening one to a local proxy takes under 1 ms.
     """
-    http_client = DefaultAsyncHttpxClient(limits=httpx.Limits(max_keepalive_connections=0))
     return AsyncOpenAI(
-        api_key="none", base_url="http://127.0.0.1", max_retries=0, http_client=http_client
+        api_key="none",
+        base_url="http://127.0.0.1",
+        max_retries=0,
+        default_headers={"Connection": "close"},
     )
 
 
