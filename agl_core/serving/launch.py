@@ -50,7 +50,7 @@ class ModelServer:
         assert base.path is not None, "a run starts from a policy on this machine's disk"
         folder.mkdir(parents=True, exist_ok=True)
         address = Path(tempfile.mkdtemp(dir=folder)) / "address"
-        command = [sys.executable, "-m", "agl_core.serving.engine"]
+        command = [sys.executable, "-m", "agl_core.serving.engine_main"]
         command += ["--model", base.path, "--version", base.version, "--port", "0"]
         command += ["--address-file", str(address), "--threads", str(settings.threads)]
         command += ["--max-batch-size", str(settings.max_batch_size)]

@@ -2,7 +2,7 @@
 
 The model writes either a call such as `calc(12+34)`, and is told the result, or its final answer:
 `=46`, or `~50` where it guesses. The reward is 1.0 for the right number, else 0.0. The stock OpenAI
-client is used; all rollouts of a process share its connections.
+client is used; all rollouts of a process share one.
 """
 
 import ast

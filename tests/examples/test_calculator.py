@@ -133,7 +133,7 @@ class FakeClient:
         self.options = options
         return self
 
-    async def create(self, **request: Any) -> Any:
+    def create(self, **request: Any) -> Any:
         self.requests.append({**request, "messages": list(request["messages"])})
         message = SimpleNamespace(content=self.texts.pop(0))
         return SimpleNamespace(choices=[SimpleNamespace(message=message)])
@@ -157,7 +157,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         (["no idea"], 0.0, False),
     ],
 )
-async def test_agent_plays_the_turns_and_judges_the_answer(
+def test_agent_plays_the_turns_and_judges_the_answer(
     monkeypatch: pytest.MonkeyPatch,
     notes: list[dict[str, Any]],
     texts: list[str],
@@ -167,7 +167,7 @@ async def test_agent_plays_the_turns_and_judges_the_answer(
     client = FakeClient(*texts)
     monkeypatch.setattr(agent, "_client", lambda: client)
     llm = LLM(endpoint="http://proxy/v1", model="v000003", sampling_parameters={"max_tokens": 9})
-    given = await calculator({"question": "What is 12+34?", "answer": 46}, llm)
+    given = calculator({"question": "What is 12+34?", "answer": 46}, llm)
     assert given == reward
     assert notes == [{"calculator.tool_used": tool_used}]
     assert client.options["base_url"] == "http://proxy/v1"

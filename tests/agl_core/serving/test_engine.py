@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from agl_core.errors import ConfigError, TransientError, UpstreamError
-from agl_core.serving.engine import Engine, draw_uniforms, load_policy, pick_tokens
+from agl_core.serving.decoding import draw_uniforms, load_policy, pick_tokens
+from agl_core.serving.engine import Engine
 from agl_core.serving.generation import Completion, GenerationRequest
 from agl_core.serving.weights import weights_digest
 
@@ -187,6 +188,15 @@ def test_cancelled_request_does_not_disturb_the_others(engine: Engine) -> None:
     first, second = (engine.submit(make_request(PROMPTS[0], 100)) for _ in range(2))
     first.cancel()
     assert second.result(timeout=30).token_ids
+
+
+def test_close_refuses_what_waits(policy_folder: Path) -> None:
+    engine = Engine(policy_folder, "v000000", max_batch_size=1)
+    futures = [engine.submit(make_request(PROMPTS[0], 100)) for _ in range(20)]
+    futures[-1].cancel()
+    engine.close()
+    errors = [future.exception(timeout=30) for future in futures[:-1]]
+    assert isinstance(errors[-1], TransientError)
 
 
 def test_closed_engine_refuses(policy_folder: Path) -> None:
