@@ -62,8 +62,8 @@ class ThreadedServer:
             TransientError: The server is not ready before the deadline.
         """
         listener = socket.create_server(self._address, backlog=1024)
-        # Connections inherit it; asyncio leaves it off for such a socket, and an answer in two writes
-        # then waits 40 ms for a delayed ACK.
+        # Connections inherit it. asyncio leaves it off for such a socket, and an answer in two
+        # writes then waits 40 ms for a delayed ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(

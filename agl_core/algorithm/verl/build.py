@@ -8,7 +8,7 @@ import gc
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -147,7 +147,7 @@ def _worker_config(config: DictConfig, actor_config: Any) -> TrainingWorkerConfi
 
 
 @contextmanager
-def _quiet_output() -> Iterator[None]:
+def _quiet_output() -> Generator[None]:
     """Keep what VERL prints and draws while it builds off the terminal; it is logged at DEBUG."""
     printed = io.StringIO()
     had_bar = transformers_logging.is_progress_bar_enabled()
@@ -162,7 +162,7 @@ def _quiet_output() -> Iterator[None]:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
+def _environment() -> Generator[None]:
     """Set what VERL's worker reads from, and writes to, the environment; restore it after."""
     before = dict(os.environ)
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -176,7 +176,7 @@ def _environment() -> Iterator[None]:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
+def translated(what: str) -> Generator[None]:
     """Turn what VERL and torch raise into a TrainerError."""
     try:
         yield

@@ -7,7 +7,7 @@ for FSDP is registered for "cuda" alone; `ENVIRONMENT` asks for it while tensors
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 
 @contextmanager
-def quiet_imports() -> Iterator[None]:
+def quiet_imports() -> Generator[None]:
     """Import VERL, which it goes on doing while a worker is built, without its side effects.
 
     These are the warnings of what it imports and the configuration of the root logger.
@@ -117,7 +117,7 @@ class CpuPlatform(PlatformBase):
     @contextmanager
     def nvtx_range(  # pyright: ignore[reportIncompatibleMethodOverride] VERL declares no type
         self, msg: str
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """Do nothing around a block."""
         yield
 

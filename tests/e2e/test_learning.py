@@ -1,0 +1,68 @@
+"""The calculator agent learns through the whole chain, and only from its reward."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agl_core.config import RunConfig
+from agl_core.ledger.run import open_run
+from agl_core.plot import validation_by_version
+from agl_core.serving.launch import ModelServer
+from deployments.cli import read_config
+from flows.training_run import training_run
+from tests.conftest import CALCULATOR
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_api")]
+
+
+def calculator_run(engine: ModelServer, folder: Path, seed: int, **verl: object) -> RunConfig:
+    """The demo's run, scored on all 64 validation rows, before and after."""
+    config = read_config(CALCULATOR / "run.yaml", {"ledger": str(folder), "run_id": f"seed-{seed}"})
+    settings = config.algorithm.config | {
+        "data.val_batch_size": None,
+        "trainer.test_freq": 10,
+        **verl,
+    }
+    values = config.model_dump() | {
+        "seed": seed,
+        "algorithm": {"type": "verl", "config": settings},
+        "serving": {"url": engine.url},
+    }
+    return RunConfig.model_validate(values)
+
+
+def scores(config: RunConfig) -> tuple[list[float], list[float]]:
+    """Run to the end; return mean reward and tool use on the validation set, before and after."""
+    asyncio.run(training_run(config))
+    scored = validation_by_version(open_run(config.ledger, config.run_id).manifests())
+    assert list(scored) == ["v000000", "v000010"]
+    assert all(summary.expected == summary.rewarded == 64 for summary in scored.values())
+    rewards = [summary.mean_reward or 0.0 for summary in scored.values()]
+    print("reward", rewards, "tool", [s.annotations for s in scored.values()])
+    return rewards, [summary.annotations["calculator.tool_used"] for summary in scored.values()]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_reward_and_tool_use_rise(engine: ModelServer, tmp_path: Path, seed: int):
+    (before, after), (_, tool_use) = scores(calculator_run(engine, tmp_path, seed))
+    assert before < 0.5
+    assert after >= 0.9
+    assert tool_use >= 0.9
+
+
+def test_nothing_is_learned_from_shuffled_rewards(engine: ModelServer, tmp_path: Path):
+    config = calculator_run(engine, tmp_path, seed=1)
+    (before, after), _ = scores(config.model_copy(update={"control": "shuffled_rewards"}))
+    assert before < 0.5
+    assert after < 0.6
+
+
+def test_nothing_changes_at_learning_rate_zero(engine: ModelServer, tmp_path: Path):
+    config = calculator_run(engine, tmp_path, 1, **{"actor_rollout_ref.actor.optim.lr": 0.0})
+    (before, after), _ = scores(config)
+    assert before < 0.5
+    assert after < 0.6
+    manifests = open_run(config.ledger, config.run_id).manifests()
+    digests = {manifest.policy_in.weights_digest for manifest in manifests}
+    assert digests == {manifests[0].policy_in.weights_digest}
