@@ -39,7 +39,6 @@ def scores(config: RunConfig) -> tuple[list[float], list[float]]:
     assert list(scored) == ["v000000", "v000010"]
     assert all(summary.expected == summary.rewarded == 64 for summary in scored.values())
     rewards = [summary.mean_reward or 0.0 for summary in scored.values()]
-    print("reward", rewards, "tool", [s.annotations for s in scored.values()])
     return rewards, [summary.annotations["calculator.tool_used"] for summary in scored.values()]
 
 
