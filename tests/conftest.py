@@ -5,6 +5,7 @@ started by the first test that asks for it. Prefect reads its settings when it i
 address of the server is chosen here, before any test module is.
 """
 
+import asyncio
 import logging
 import os
 import tempfile
@@ -28,6 +29,7 @@ from moto.server import ThreadedMotoServer  # noqa: E402
 
 from agl_core.config import RunConfig, ServingSettings  # noqa: E402
 from agl_core.identity import base_model  # noqa: E402
+from agl_core.ledger.run import RunLedger, open_run  # noqa: E402
 from agl_core.ledger.storage import Storage, open_storage  # noqa: E402
 from agl_core.serving.launch import ModelServer  # noqa: E402
 from deployments.cli import read_config  # noqa: E402
@@ -92,14 +94,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
         yield server
 
 
-@pytest.fixture
-def run_config(engine: ModelServer, tmp_path: Path) -> RunConfig:
-    """A small calculator run: 2 iterations of 4 prompts x 4 rollouts, 8 validation rows."""
-    return small_run(engine.url, str(tmp_path / "ledger"))
-
-
 def small_run(engine_url: str, ledger: str, **overrides: object) -> RunConfig:
-    """The calculator's configuration made small; overrides replace top-level settings."""
+    """Return the calculator's run made small: 2 iterations of 4 x 4 rollouts, 8 to validate.
+
+    Overrides replace top-level settings.
+    """
     config = read_config(CALCULATOR / "run.yaml", {"ledger": ledger, "run_id": "small"})
     verl = config.algorithm.config | {
         "data.train_batch_size": 4,
@@ -114,3 +113,19 @@ def small_run(engine_url: str, ledger: str, **overrides: object) -> RunConfig:
         **overrides,
     }
     return RunConfig.model_validate(values)
+
+
+def train(config: RunConfig) -> RunLedger:
+    """Run the flow in this process and return the run's ledger."""
+    from flows.training_run import training_run  # prefect: only where a test needs it
+
+    asyncio.run(training_run(config))
+    return open_run(config.ledger, config.run_id)
+
+
+@pytest.fixture(scope="session")
+def trained(
+    prefect_api: str, engine: ModelServer, tmp_path_factory: pytest.TempPathFactory
+) -> RunLedger:
+    """A finished small run at temperature 1; tests read it and leave it as it is."""
+    return train(small_run(engine.url, str(tmp_path_factory.mktemp("ledger")), run_id="trained"))

@@ -78,8 +78,10 @@ class RunLedger:
         """Return the identity of the run.
 
         Raises:
-            LedgerError: There is no such run.
+            ConfigError: There is no such run.
         """
+        if not self.exists():
+            raise ConfigError(f"there is no run {self.run_id!r} in {self.storage.uri}")
         return RunRecord.model_validate_json(self.storage.read(self.record_key))
 
     def exists(self) -> bool:

@@ -38,6 +38,14 @@ from examples.calculator.make_data import answer, question, split_expressions
 TOOL_ERROR = "error"
 """What `agent.py` answers to a call that it cannot read."""
 POLICY = Path(__file__).parent / "policy"
+MODEL_CARD = """---
+license: apache-2.0
+---
+
+The policy that the calculator example starts from: a character-level Llama of about
+100k weights, made by `examples/calculator/make_policy.py` from a fixed seed and no data but
+arithmetic expressions. It was warmed up on a mix of habits: guess, use the tool properly, use it wrongly.
+"""
 SPECIAL = ["<|pad|>", "<|unk|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -198,6 +206,7 @@ def main() -> None:
     warm_up(model, tokenizer, options.seed)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
+    (options.out / "README.md").write_text(MODEL_CARD, encoding="utf-8")
     size_bytes = sum(file.stat().st_size for file in options.out.iterdir())
     print(f"{options.out}: {model.num_parameters()} weights, {size_bytes} bytes")
 

@@ -1,6 +1,5 @@
 """The calculator agent learns through the whole chain, and only from its reward."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from agl_core.ledger.run import open_run
 from agl_core.plot import validation_by_version
 from agl_core.serving.launch import ModelServer
 from deployments.cli import read_config
-from flows.training_run import training_run
-from tests.conftest import CALCULATOR
+from tests.conftest import CALCULATOR, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_api")]
 
@@ -34,8 +32,7 @@ def calculator_run(engine: ModelServer, folder: Path, seed: int, **verl: object)
 
 def scores(config: RunConfig) -> tuple[list[float], list[float]]:
     """Run to the end; return mean reward and tool use on the validation set, before and after."""
-    asyncio.run(training_run(config))
-    scored = validation_by_version(open_run(config.ledger, config.run_id).manifests())
+    scored = validation_by_version(train(config).manifests())
     assert list(scored) == ["v000000", "v000010"]
     assert all(summary.expected == summary.rewarded == 64 for summary in scored.values())
     rewards = [summary.mean_reward or 0.0 for summary in scored.values()]

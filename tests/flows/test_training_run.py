@@ -1,7 +1,5 @@
 """The whole chain on real parts: Prefect server, engine, proxy, VERL, ledger."""
 
-import asyncio
-
 import duckdb
 import numpy as np
 import pyarrow.compute as pc
@@ -10,28 +8,16 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 
 from agl_core import semconv
-from agl_core.config import RolloutSettings, RunConfig
+from agl_core.config import RolloutSettings
 from agl_core.errors import ConfigError, TrainerError
 from agl_core.ledger import files
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.stages import STAGES
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, REQUESTS, SPANS, TRIPLETS, UPDATE_ROWS
 from agl_core.ledger.verify import verify_run
-from flows.training_run import training_run
-from tests.conftest import small_run
+from tests.conftest import small_run, train
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
-
-
-@pytest.fixture(scope="module")
-def trained(prefect_api, engine, tmp_path_factory) -> RunLedger:
-    """A finished small run at temperature 1."""
-    return _train(small_run(engine.url, str(tmp_path_factory.mktemp("ledger")), run_id="trained"))
-
-
-def _train(config: RunConfig) -> RunLedger:
-    asyncio.run(training_run(config))
-    return open_run(config.ledger, config.run_id)
 
 
 def test_every_stage_is_recorded_and_every_file_is_as_its_manifest_says(trained: RunLedger):
@@ -88,22 +74,6 @@ def test_one_rollout_can_be_followed_from_dataset_row_to_loss_row(trained: RunLe
     assert len(update["advantages"]) == len(row["response_ids"]) == sum(row["response_mask"])
 
 
-def test_one_query_gives_the_mean_reward_and_coverage_of_an_iteration(trained: RunLedger):
-    manifest = trained.manifest(0)
-    root = trained.storage.local_path(trained.iteration(0).prefix.rstrip("/"))
-    query = f"""
-        select count(*), avg(reward) filter (kind = 'succeeded'),
-               count(*) filter (kind <> 'succeeded'),
-               count(*) filter (index in (select index from '{root}/adapt/a1/batch.parquet'
-                                          where drop_reason is null))
-        from '{root}/collect/a1/outcomes.parquet' where final"""
-    expected, mean, failed, trained_rollouts = duckdb.sql(query).fetchall()[0]
-    assert expected == manifest.coverage.expected
-    assert mean == pytest.approx(manifest.rewards.mean_reward)
-    assert failed == manifest.coverage.failed
-    assert trained_rollouts == manifest.coverage.trained
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_recorded_log_probs_agree_with_what_verl_computes(engine, tmp_path, temperature: float):
     config = small_run(engine.url, str(tmp_path), run_id=f"t{int(temperature * 10)}")
@@ -111,7 +81,7 @@ def test_recorded_log_probs_agree_with_what_verl_computes(engine, tmp_path, temp
         "actor_rollout_ref.rollout.temperature": temperature,
         "trainer.val_before_train": False,
     }
-    ledger = _train(
+    ledger = train(
         config.model_copy(
             update={"algorithm": config.algorithm.model_copy(update={"config": verl})}
         )
@@ -128,7 +98,7 @@ def test_recorded_log_probs_agree_with_what_verl_computes(engine, tmp_path, temp
 def test_a_finished_run_is_found_and_nothing_is_repeated(trained: RunLedger, engine):
     config = trained.record().config
     before, calls = trained.storage.list(trained.prefix), engine.metrics()["requests_total"]
-    assert len(_train(config).manifests()) == 2
+    assert len(train(config).manifests()) == 2
     assert trained.storage.list(trained.prefix) == before
     assert engine.metrics()["requests_total"] == calls
 
@@ -136,7 +106,7 @@ def test_a_finished_run_is_found_and_nothing_is_repeated(trained: RunLedger, eng
 def test_a_changed_configuration_is_refused_and_the_difference_named(trained: RunLedger):
     config = trained.record().config.model_copy(update={"seed": 2})
     with pytest.raises(ConfigError, match=r"run 'trained' exists .* config.seed was 1, now 2"):
-        _train(config)
+        train(config)
 
 
 async def test_the_server_shows_the_runs_and_their_reports(trained: RunLedger):
@@ -169,7 +139,7 @@ def test_failures_keep_their_kind_and_are_never_a_reward(engine, tmp_path):
         rollout=settings,
     )
     with pytest.raises(TrainerError, match=r"no row reaches the loss; .*'failed': 12"):
-        _train(config)
+        train(config)
     ledger = open_run(config.ledger, config.run_id)
     assert ledger.committed() == 0
     adapted = ledger.iteration(0).finished("adapt").values
@@ -197,7 +167,7 @@ def test_a_partly_failed_group_trains_on_what_is_left(engine, tmp_path):
         agent="tests.agents:fails_on_last_sample",
         val_data=None,
     )
-    for manifest in _train(config).manifests():
+    for manifest in train(config).manifests():
         assert manifest.coverage.trained == 12
         assert manifest.coverage.reasons == {"agent_error": 4}
         assert manifest.rewards.failures == {"agent_error": 4}

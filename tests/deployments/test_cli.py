@@ -1,0 +1,130 @@
+"""The command line as users run it: a process, its streams and its exit status."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.conftest import CALCULATOR
+
+AGL = [sys.executable, "-c", "from deployments.cli import main; main()"]
+
+
+def agl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return subprocess.run(
+        [*AGL, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=env | environment,
+    )
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    values = yaml.safe_load((CALCULATOR / "run.yaml").read_text())
+    values |= {"ledger": str(folder / "ledger"), **changes}
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_help_teaches(tmp_path: Path):
+    done = agl("run", "--help", COLUMNS="200")
+    assert done.returncode == 0
+    assert "goes on where its ledger ends" in done.stdout
+    assert "Example: agl run examples/calculator/run.yaml" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_ids": "x"}, "run_ids: Extra inputs are not permitted"),
+        ({"run_id": "Not A Name"}, "run_id: String should match pattern"),
+        ({"agent": "examples.nothing:x"}, "cannot import 'examples.nothing'"),
+        ({"agent": "examples.calculator.agent:nothing"}, "nothing"),
+        ({"train_data": "missing.jsonl"}, "dataset missing.jsonl does not exist"),
+        ({"ledger": "gs://x"}, "use a local folder or s3://bucket/prefix"),
+        (
+            {"algorithm": {"type": "verl", "config": {"data.train_batch_sizes": 4}}},
+            "data.train_batch_size",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_status_2_and_leaves_nothing(
+    tmp_path: Path, changes: dict[str, object], message: str
+):
+    done = agl("run", str(write_config(tmp_path, **changes)))
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("agl: ") == 1
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_row_that_is_not_json_is_named_by_its_line(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1"}\nnot json\n')
+    done = agl("run", str(write_config(tmp_path, train_data=str(tmp_path / "rows.jsonl"))))
+    assert done.returncode == 2
+    assert "rows.jsonl, line 2 is not JSON" in done.stderr
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_run_that_is_not_there_is_said(tmp_path: Path):
+    done = agl("ledger", "show", "nothing", "--ledger", str(tmp_path))
+    assert done.returncode == 2
+    assert "there is no run 'nothing' in" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_with_its_own_server_ends_well_and_leaves_no_process(tmp_path: Path):
+    """The demo, made small: everything is started, drained and stopped by one command."""
+    verl = yaml.safe_load((CALCULATOR / "run.yaml").read_text())["algorithm"]["config"]
+    verl |= {"trainer.total_training_steps": 1, "data.val_batch_size": 4}
+    config = write_config(tmp_path, algorithm={"type": "verl", "config": verl})
+    root = Path.cwd()
+    env = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    (tmp_path / "examples").symlink_to(root / "examples")
+    before = children()
+    done = subprocess.run(
+        [*AGL, "run", str(config)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")} | env,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "iteration 0: reward" in done.stderr
+    assert "Reward plot: " in done.stdout
+    plot = next((tmp_path / "ledger").rglob("reward.png"))
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert children() <= before
+
+    again = agl("run", str(config), PYTHONPATH=str(root))
+    assert again.returncode == 0
+    assert "is complete" in again.stdout
+
+    verified = agl("ledger", "verify", "calculator", "--ledger", str(tmp_path / "ledger"))
+    assert (verified.returncode, verified.stdout.count("every file as its manifest says")) == (0, 1)
+    manifest = next((tmp_path / "ledger").rglob("triplets.parquet"))
+    manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
+    verified = agl("ledger", "verify", "calculator", "--ledger", str(tmp_path / "ledger"))
+    assert verified.returncode == 1
+    assert "triplets.parquet has sha256" in verified.stdout
+
+
+def children() -> set[str]:
+    """Servers and engines that run now."""
+    found = set()
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if "prefect server" in command or "uvicorn" in command or "engine_main" in command:
+            found.add(f"{process.info['pid']}: {command}")
+    return found

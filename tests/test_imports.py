@@ -1,0 +1,43 @@
+"""What importing costs, seen in fresh processes."""
+
+import subprocess
+import sys
+
+import pytest
+
+import agl_core
+
+HEAVY = ("torch", "verl", "vllm", "ray", "transformers", "prefect")
+
+
+def loaded_by(statement: str) -> list[str]:
+    code = f"{statement}\nimport sys\nprint(*[m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_importing_agl_core_loads_nothing_heavy():
+    assert loaded_by("import agl_core") == []
+
+
+def test_using_every_public_name_loads_nothing_heavy():
+    assert loaded_by("from agl_core import *") == []
+
+
+def test_what_a_runner_needs_loads_nothing_heavy():
+    assert loaded_by("import agl_core.runner.shard") == []
+
+
+def test_checking_a_configuration_loads_nothing_heavy():
+    statement = "from agl_core.algorithm.verl.algorithm import VERL; import agl_core.preflight"
+    assert loaded_by(statement) == []
+
+
+@pytest.mark.parametrize("name", agl_core.__all__)
+def test_every_public_name_exists(name: str):
+    assert getattr(agl_core, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        agl_core.nothing  # noqa: B018 - looking it up is the test
