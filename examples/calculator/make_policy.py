@@ -44,7 +44,8 @@ license: apache-2.0
 
 The policy that the calculator example starts from: a character-level Llama of about
 100k weights, made by `examples/calculator/make_policy.py` from a fixed seed and no data but
-arithmetic expressions. It was warmed up on a mix of habits: guess, use the tool properly, use it wrongly.
+arithmetic expressions. It was warmed up on a mix of habits: guess, use the tool properly, use it
+wrongly.
 """
 SPECIAL = ["<|pad|>", "<|unk|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 CHAT_TEMPLATE = (
