@@ -27,6 +27,11 @@ class RolloutSettings(_Settings):
     """Rollouts at once in one shard."""
     shard_size: int = Field(default=512, ge=1, le=4096)
     """Rollouts of one shard."""
+    deployment: str | None = None
+    """Deployment of the flow `rollout-shard` that runs the shards on its work pool, for example
+    `rollout-shard/rollout-shard`; None runs them in the training process."""
+    startup_timeout_seconds: float = Field(default=600.0, gt=0)
+    """How long a shard on a work pool may wait for a worker and start."""
     flush_seconds: float = Field(default=5.0, gt=0)
     """A shard writes what it finished at least this often ..."""
     flush_rollouts: int = Field(default=32, ge=1)
@@ -40,6 +45,11 @@ class ServingSettings(_Settings):
 
     url: str | None = None
     """Address of a running engine server; None starts one for the run."""
+    host: str = "127.0.0.1"
+    """Address that the engine which the run starts listens on. Any but loopback needs a token in
+    `AGL_ENGINE_TOKEN`, here and where shards run."""
+    advertised_host: str | None = None
+    """Name by which shards on other machines reach the engine; None for `host`."""
     max_batch_size: int = Field(default=64, ge=1)
     threads: int = Field(default=1, ge=1)
     """CPU threads of the engine that the run starts."""

@@ -1,14 +1,13 @@
 """Run every request of a set: claim, start shards, and replace those that died."""
 
 import asyncio
-from typing import Any
 
 from agl_core import progress
 from agl_core.errors import LedgerError
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.runner.shard import ShardRef
 from agl_core.types.training import PolicyRef
-from flows.rollout_shard import rollout_shard
+from flows.shard_runs import run_shard
 from tasks import context
 from tasks.context import IterationRef
 from tasks.publish import serve
@@ -38,13 +37,14 @@ async def roll_out(ref: IterationRef, stage: str, rollout_set: str, policy: Poli
 async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef) -> None:
     """Claim and run what is unfinished, until nothing is."""
     services = context.current()
-    size = services.run.config.rollout.shard_size
+    settings = services.run.config.rollout
     reason = ""
     for _ in range(_MAX_ROUNDS):
         pending = rollouts.unfinished()
         if not pending:
             return
         serve(policy)
+        size = settings.shard_size
         parts = [pending[start : start + size] for start in range(0, len(pending), size)]
         shards = [
             ShardRef(
@@ -53,14 +53,17 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
                 iteration=ref.iteration,
                 rollout_set=rollouts.name,
                 claim=rollouts.claim(part).number,
-                model_server=services.server.url,
+                model_server=services.server.advertised_url,
             )
             for part in parts
         ]
-        # Prefect's overloads know nothing of return_state for async flows.
-        runs: list[Any] = [rollout_shard(shard, return_state=True) for shard in shards]
-        states = await asyncio.gather(*runs)
-        reason = next((str(state.message) for state in states if not state.is_completed()), reason)
+        ends = await asyncio.gather(
+            *(
+                run_shard(shard, settings, len(part))
+                for shard, part in zip(shards, parts, strict=True)
+            )
+        )
+        reason = next((end for end in ends if end), reason)
     if pending := rollouts.unfinished():
         raise LedgerError(
             f"{len(pending)} rollouts of {rollouts.name} have no outcome after "

@@ -25,24 +25,28 @@ from tasks.update import export, read_state, update
 async def training_iteration(ref: IterationRef) -> str:
     """Run one iteration to its manifest and return the manifest's key; finished stages are not
     repeated.
+
+    Inside `training_run` it uses that run's services; started on its own (a retry, say), it opens
+    the run from its ledger and rebuilds the update worker from the last checkpoint.
     """
-    proposed = propose(ref)
-    policy = PolicyRef.model_validate(proposed.values["policy_in"])
-    publish(ref)
-    if ref.iteration == 0:
-        await evaluate(ref, state_before(ref.open()), "rollout_base", "evaluate_base")
+    async with context.opened_for(ref):
+        proposed = propose(ref)
+        policy = PolicyRef.model_validate(proposed.values["policy_in"])
+        publish(ref)
+        if ref.iteration == 0:
+            await evaluate(ref, state_before(ref.open()), "rollout_base", "evaluate_base")
 
-    await roll_out(ref, "rollout", TRAIN_SET, policy)
-    collect(ref, TRAIN_SET, policy)
-    adapt(ref)
-    await update(ref)
-    await export(ref)
-    await evaluate(ref, read_state(ref.open(), "export"), "rollout_new", "evaluate")
+        await roll_out(ref, "rollout", TRAIN_SET, policy)
+        collect(ref, TRAIN_SET, policy)
+        adapt(ref)
+        await update(ref)
+        await export(ref)
+        await evaluate(ref, read_state(ref.open(), "export"), "rollout_new", "evaluate")
 
-    key = commit(ref, {"flow_run_id": flow_run.id})
-    await report(ref)
-    progress.report(progress.IterationCommitted(read_manifest(ref)))
-    return key
+        key = commit(ref, {"flow_run_id": flow_run.id})
+        await report(ref)
+        progress.report(progress.IterationCommitted(read_manifest(ref)))
+        return key
 
 
 async def evaluate(ref: IterationRef, state: object, rollout_stage: str, stage: str) -> None:

@@ -1,21 +1,16 @@
 """N iterations of one run, continued from where the ledger ends."""
 
-import asyncio
-from pathlib import Path
-
 from prefect import flow
+from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from agl_core import progress
 from agl_core.config import RunConfig
 from agl_core.preflight import PreparedRun, prepare_run
-from agl_core.serving.launch import ModelServer
 from flows.training_iteration import training_iteration
 from tasks import context
-from tasks.context import IterationRef, RunContext
+from tasks.context import IterationRef
 from tasks.plot import plot
-
-_STATE_FOLDER = Path(".agl")
 
 
 class RunSummary(BaseModel):
@@ -29,27 +24,33 @@ class RunSummary(BaseModel):
 
 
 @flow(name="training-run", flow_run_name="{config.run_id}", persist_result=False)
-async def training_run(config: RunConfig) -> RunSummary:
+async def training_run(
+    config: RunConfig, train_data: str | None = None, new_run: bool = False
+) -> RunSummary:
     """Train until the algorithm is done; committed iterations are found and not repeated.
+
+    Args:
+        config: What to train.
+        train_data: Train on this dataset instead of the configuration's (for event triggers).
+        new_run: Make each scheduled or triggered start a run of its own: its scheduled time is
+            appended to the run id. Started again (a retry), it is the same run.
 
     Raises:
         ConfigError: The configuration cannot be used, or the run exists with another one.
     """
-    run = prepare_run(config)
+    changes = {"train_data": train_data} if train_data else {}
+    if new_run:
+        scheduled = flow_run.scheduled_start_time.strftime("%Y%m%d-%H%M%S")
+        changes["run_id"] = f"{config.run_id}-{scheduled}"
+    run = prepare_run(RunConfig.model_validate(config.model_dump() | changes))
     committed = run.ledger.committed()
     for number in range(committed):
         progress.report(progress.IterationCommitted(run.ledger.manifest(number)))
     if not run.algorithm.done(run.state_after(committed)):
-        folder = _STATE_FOLDER / "runs" / config.run_id
-        base = run.start_state.policy
-        with await asyncio.to_thread(ModelServer.start, config.serving, base, folder) as server:
-            try:
-                with context.use(RunContext(run, server)):
-                    committed = await _iterate(run, committed)
-            finally:
-                run.algorithm.close()
+        async with context.opened(run):
+            committed = await _iterate(run, committed)
     plot(run.ledger)
-    return RunSummary(run_id=config.run_id, ledger=run.ledger.storage.uri, iterations=committed)
+    return RunSummary(run_id=run.ledger.run_id, ledger=run.ledger.storage.uri, iterations=committed)
 
 
 async def _iterate(run: PreparedRun, committed: int) -> int:

@@ -4,18 +4,22 @@ Task arguments are references; live objects (the algorithm with its worker, the 
 found here.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.errors import LedgerError
 from agl_core.ledger.run import open_run
 from agl_core.ledger.stages import IterationLedger
-from agl_core.preflight import PreparedRun
+from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.serving.launch import ModelServer
+
+_STATE_FOLDER = Path(".agl")
 
 
 class IterationRef(BaseModel):
@@ -43,14 +47,38 @@ class RunContext:
 _context: ContextVar[RunContext | None] = ContextVar("agl_run_context", default=None)
 
 
-@contextmanager
-def use(context: RunContext) -> Generator[None]:
-    """Make a run's services available to the enclosed flows and tasks."""
-    token = _context.set(context)
-    try:
+@asynccontextmanager
+async def opened(run: PreparedRun) -> AsyncGenerator[None]:
+    """Start a run's model server and make its services available to the enclosed flows and tasks.
+
+    Raises:
+        UpstreamError: The model server did not start.
+    """
+    config = run.config
+    folder = _STATE_FOLDER / "runs" / config.run_id
+    base = run.start_state.policy
+    with await asyncio.to_thread(ModelServer.start, config.serving, base, folder) as server:
+        token = _context.set(RunContext(run, server))
+        try:
+            yield
+        finally:
+            _context.reset(token)
+            run.algorithm.close()
+
+
+@asynccontextmanager
+async def opened_for(ref: IterationRef) -> AsyncGenerator[None]:
+    """Use the services of the run that is open here; open the iteration's run where none is.
+
+    Raises:
+        ConfigError: There is no such run, or it cannot be opened on this machine.
+    """
+    if _context.get() is not None:
         yield
-    finally:
-        _context.reset(token)
+        return
+    config = open_run(ref.ledger, ref.run_id).record().config
+    async with opened(prepare_run(config.model_copy(update={"ledger": ref.ledger}))):
+        yield
 
 
 def current() -> RunContext:

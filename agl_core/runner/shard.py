@@ -22,7 +22,7 @@ import pyarrow as pa
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel, ConfigDict
 
-from agl_core import progress
+from agl_core import env_var, progress
 from agl_core.config import RolloutSettings
 from agl_core.errors import LedgerError, TransientError
 from agl_core.ledger.rollout_set import RolloutSet
@@ -166,8 +166,10 @@ class Shard:
     async def serving(self) -> AsyncGenerator[None]:
         """Run the recording proxy while the block runs."""
         resources = self._rollouts.read_resources()
+        token = env_var.engine_token()
         config = ProxyConfig(
             backend_url=f"{self.ref.model_server}/v1",
+            backend_api_key=token.get_secret_value() if token else None,
             rollout_seeds=self._seeds,
             deadline_seconds=self.settings.timeout_seconds,
         )

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import httpx
 
+from agl_core import env_var
 from agl_core.config import ServingSettings
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.ledger import files
@@ -19,14 +20,28 @@ from agl_core.lifeline import ChildProcess, spawn
 from agl_core.types.training import PolicyRef
 
 _LOAD_TIMEOUT_SECONDS = 600.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _with_host(url: str, host: str) -> str:
+    """Return the URL with another host and the same port."""
+    return str(httpx.URL(url).copy_with(host=host)).rstrip("/")
 
 
 class ModelServer:
     """The one engine server of a run; what it serves changes between iterations."""
 
-    def __init__(self, url: str, process: ChildProcess | None, cache: Path) -> None:
+    def __init__(
+        self,
+        url: str,
+        process: ChildProcess | None,
+        cache: Path,
+        advertised_host: str | None = None,
+    ) -> None:
         self.url = url
         """Base URL without `/v1`."""
+        self.advertised_url = _with_host(url, advertised_host) if advertised_host else url
+        """The same server as shards on other machines reach it."""
         self._process = process
         self._cache = cache
 
@@ -40,8 +55,9 @@ class ModelServer:
             folder: Local folder for the log and for fetched weights.
 
         Raises:
+            ConfigError: The engine would be open to other machines without a token.
             UpstreamError: The engine ended or did not answer in time; the message holds the end of
-            its log.
+                its log.
         """
         if settings.url is not None:
             server = cls(settings.url.rstrip("/"), None, folder)
@@ -49,11 +65,20 @@ class ModelServer:
             return server
         assert base.path is not None, "a run starts from a policy on this machine's disk"
         folder.mkdir(parents=True, exist_ok=True)
-        address = Path(tempfile.mkdtemp(dir=folder)) / "address"
+        private = Path(tempfile.mkdtemp(dir=folder))  # readable by this user alone
+        address = private / "address"
         command = [sys.executable, "-m", "agl_core.serving.engine_main"]
         command += ["--model", base.path, "--version", base.version, "--port", "0"]
         command += ["--address-file", str(address), "--threads", str(settings.threads)]
-        command += ["--max-batch-size", str(settings.max_batch_size)]
+        command += ["--max-batch-size", str(settings.max_batch_size), "--host", settings.host]
+        if token := env_var.engine_token():
+            (private / "token").write_text(token.get_secret_value())
+            command += ["--token-file", str(private / "token")]
+        elif settings.host not in _LOOPBACK:
+            raise ConfigError(
+                f"serving.host {settings.host} is open to other machines: set a token in "
+                f"{env_var.ENGINE_TOKEN}, here and where shards run"
+            )
         process = spawn(command, folder / "engine.log")
         deadline = time.monotonic() + settings.startup_timeout_seconds
         while not address.exists():
@@ -61,7 +86,7 @@ class ModelServer:
                 process.stop()
                 raise UpstreamError(f"the model engine did not start:\n{process.log_tail()}")
             time.sleep(0.05)
-        return cls(address.read_text().strip(), process, folder)
+        return cls(address.read_text().strip(), process, folder, settings.advertised_host)
 
     def serve(self, policy: PolicyRef, storage: Storage) -> None:
         """Have the server answer with this policy; returns once it does.
@@ -111,7 +136,11 @@ class ModelServer:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             timeout = httpx.Timeout(_LOAD_TIMEOUT_SECONDS, connect=10.0)
-            answer = httpx.request(method, self.url + path, json=body, timeout=timeout)
+            token = env_var.engine_token()
+            headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+            answer = httpx.request(
+                method, self.url + path, json=body, timeout=timeout, headers=headers
+            )
         except httpx.HTTPError as error:
             raise UpstreamError(f"model server {self.url} does not answer: {error}") from error
         if answer.status_code == 404:
