@@ -1,29 +1,59 @@
-"""Datasets as JSON Lines: each line one task."""
+"""Datasets as JSON Lines, each line one task: read them, and publish immutable versions of them."""
 
+import hashlib
 import json
-from pathlib import Path
+from contextlib import suppress
 
-from agl_core.errors import ConfigError
+import fsspec
+
+from agl_core.errors import ConfigError, ConflictError
+from agl_core.ledger.storage import Storage
 
 
-def read_jsonl(path: str) -> list[str]:
+def read_jsonl(uri: str) -> list[str]:
     """Return each row as canonical JSON text.
 
+    Args:
+        uri: A local path, or any URI that fsspec reads, `s3://bucket/key` for one.
+
     Raises:
-        ConfigError: The file is missing or empty, or a line is not JSON; the message names the
-        line.
+        ConfigError: The file is missing, cannot be read or is empty, or a line is not JSON; the
+            message names the line.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"dataset {path} does not exist")
     rows: list[str] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_read_text(uri).splitlines(), start=1):
         if not line.strip():
             continue
         try:
             rows.append(json.dumps(json.loads(line), sort_keys=True))
         except json.JSONDecodeError as error:
-            raise ConfigError(f"dataset {path}, line {number} is not JSON: {error.msg}") from error
+            raise ConfigError(f"dataset {uri}, line {number} is not JSON: {error.msg}") from error
     if not rows:
-        raise ConfigError(f"dataset {path} has no rows")
+        raise ConfigError(f"dataset {uri} has no rows")
     return rows
+
+
+def publish_dataset(storage: Storage, name: str, uri: str) -> str:
+    """Keep a version of a dataset under its digest and return the version's URI.
+
+    The same rows give the same version, whatever file they came from.
+
+    Raises:
+        ConfigError: The dataset cannot be used.
+        LedgerError: The storage cannot be written.
+    """
+    data = "".join(f"{row}\n" for row in read_jsonl(uri)).encode()
+    key = f"datasets/{name}/{hashlib.sha256(data).hexdigest()[:16]}.jsonl"
+    with suppress(ConflictError):  # published before: the key is the digest of the content
+        storage.write_once(key, data)
+    return f"{storage.uri}/{key}"
+
+
+def _read_text(uri: str) -> str:
+    try:
+        with fsspec.open(uri, "r", encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError as error:
+        raise ConfigError(f"dataset {uri} does not exist") from error
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"dataset {uri} cannot be read: {error}") from error

@@ -17,8 +17,10 @@ from rich.console import Console
 
 from agl_core import progress
 from agl_core.config import RunConfig
+from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError
 from agl_core.ledger.run import RunLedger, open_run
+from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
@@ -31,6 +33,8 @@ app = typer.Typer(
 )
 ledger_app = typer.Typer(no_args_is_help=True, help="Look at runs in a ledger and check them.")
 app.add_typer(ledger_app, name="ledger")
+dataset_app = typer.Typer(no_args_is_help=True, help="Publish versions of datasets.")
+app.add_typer(dataset_app, name="dataset")
 
 STATE_FOLDER = Path(".agl")
 _answers = Console(width=None if sys.stdout.isatty() else 100)
@@ -94,6 +98,30 @@ def ui(
             asyncio.run(asyncio.Event().wait())
         except KeyboardInterrupt:
             _log.print("stopped")
+
+
+@dataset_app.command("publish")
+def dataset_publish(
+    name: Annotated[str, typer.Argument(help="Name of the dataset.")],
+    data: Annotated[str, typer.Argument(help="JSON Lines file, each line one task.")],
+    ledger: Ledger = str(STATE_FOLDER / "ledger"),
+) -> None:
+    """Keep an immutable version of a dataset and tell the Prefect server, which may start a run.
+
+    The event `agl.dataset.published` carries the version's URI; the deployment `training-run` has a
+    trigger for it.
+
+    Example: agl dataset publish calculator new_rows.jsonl
+    """
+    uri = publish_dataset(open_storage(ledger), name, data)
+    from prefect.events import emit_event
+
+    emit_event(
+        "agl.dataset.published",
+        resource={"prefect.resource.id": f"agl.dataset.{name}"},
+        payload={"uri": uri},
+    )
+    _answers.print(uri, soft_wrap=True)
 
 
 @ledger_app.command("show")

@@ -1,7 +1,6 @@
 """The pipeline as it is deployed: a server, a process worker, shards on the work pool."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -17,11 +16,14 @@ from prefect.deployments import arun_deployment
 from prefect.flow_runs import wait_for_flow_run
 from prefect.states import Cancelled
 
+from agl_core.dataset import read_jsonl
 from agl_core.ledger.run import open_run
 from agl_core.ledger.verify import verify_run
 from agl_core.lifeline import ChildProcess, spawn
 from agl_core.serving.launch import ModelServer
 from tests.conftest import CALCULATOR, small_run
+
+AGL = [sys.executable, "-c", "from deployments.cli import main; main()"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("worker")]
 
@@ -78,14 +80,15 @@ async def test_a_deployed_run_trains_with_its_shards_on_the_pool(
     assert all(shard.state and shard.state.is_completed() for shard in shards)
 
 
-async def test_a_published_dataset_starts_a_run_on_it():
-    """Published by another process; the run that the automation makes carries the event's URI."""
-    uri = str(CALCULATOR / "data" / "val.jsonl")
-    prefect(
-        *("event", "emit", "agl.dataset.published"),
-        *("--resource-id", "agl.dataset.calculator"),
-        *("--payload", json.dumps({"uri": uri})),
+async def test_a_published_dataset_starts_a_run_on_it(tmp_path: Path):
+    """The run that the automation makes carries the URI of the version that was published."""
+    data = str(CALCULATOR / "data" / "val.jsonl")
+    command = [*AGL, "dataset", "publish", "calculator", data, "--ledger", str(tmp_path)]
+    published = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=True
     )
+    uri = published.stdout.strip()
+    assert len(read_jsonl(uri)) == 64
     deadline = time.monotonic() + 60
     triggered: list[Any] = []
     async with get_client() as client:

@@ -1,0 +1,55 @@
+import json
+from pathlib import Path
+
+import boto3
+import pytest
+
+from agl_core.dataset import publish_dataset, read_jsonl
+from agl_core.errors import ConfigError
+from agl_core.ledger.storage import Storage
+
+
+def write(folder: Path, *lines: str) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_rows_are_canonical_and_blank_lines_are_skipped(tmp_path: Path):
+    path = write(tmp_path, '{"b": 1, "a": 2}', "", '"text"')
+    assert read_jsonl(path) == ['{"a": 2, "b": 1}', '"text"']
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (('{"a": 1}', "{broken"), "line 2 is not JSON"),
+        (("", ""), "has no rows"),
+    ],
+)
+def test_a_bad_dataset_is_one_clear_error(tmp_path: Path, lines: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
+        read_jsonl(write(tmp_path, *lines))
+
+
+@pytest.mark.parametrize("uri", ["nowhere.jsonl", "nothing://x/y"])
+def test_a_dataset_that_cannot_be_read_is_named(uri: str):
+    with pytest.raises(ConfigError, match=f"dataset {uri} "):
+        read_jsonl(uri)
+
+
+def test_a_dataset_in_a_bucket_is_read(s3_uri: str):
+    bucket = s3_uri.split("/")[2]
+    boto3.client("s3").put_object(Bucket=bucket, Key="d/rows.jsonl", Body=b'{"a": 1}\n')
+    assert read_jsonl(f"s3://{bucket}/d/rows.jsonl") == ['{"a": 1}']
+
+
+def test_a_published_version_reads_back_and_is_kept_once(storage: Storage, tmp_path: Path):
+    path = write(tmp_path, json.dumps({"b": 1, "a": 2}))
+    first = publish_dataset(storage, "sums", path)
+    again = publish_dataset(storage, "sums", write(tmp_path, '{"a": 2, "b": 1}', ""))
+    assert first == again
+    assert read_jsonl(first) == ['{"a": 2, "b": 1}']
+    other = publish_dataset(storage, "sums", write(tmp_path, '{"a": 3}'))
+    assert other != first
+    assert len(storage.list("datasets/sums/")) == 2
