@@ -43,7 +43,8 @@ class ModelServer:
         self.advertised_url = _with_host(url, advertised_host) if advertised_host else url
         """The same server as shards on other machines reach it."""
         self._process = process
-        self._cache = cache
+        self._cache = cache.resolve()
+        self._cache.mkdir(parents=True, exist_ok=True)
 
     @classmethod
     def start(cls, settings: ServingSettings, base: PolicyRef, folder: Path) -> Self:
@@ -95,15 +96,14 @@ class ModelServer:
             UpstreamError: The server is gone, refuses, or serves other weights than the policy's.
             LedgerError: The policy's files differ from their record.
         """
-        if policy.folder is not None:
-            path = str(files.fetch_folder(storage, policy.folder, self._cache / "policies"))
-        else:
-            assert policy.path is not None, "a policy has a folder or a path"
-            path = policy.path
         served = self._served()
-        if served["weights_digest"] != policy.weights_digest or served["version"] != policy.version:
-            body = {"version": policy.version, "path": path}
-            served = self._call("POST", "/policy", body)
+        if (served["version"], served["weights_digest"]) == (policy.version, policy.weights_digest):
+            return
+        with tempfile.TemporaryDirectory(prefix="policy-", dir=self._cache) as fetched:
+            folder = policy.path
+            if policy.folder is not None:
+                folder = str(files.fetch_folder(storage, policy.folder, Path(fetched)))
+            served = self._call("POST", "/policy", {"version": policy.version, "path": folder})
         if served["weights_digest"] != policy.weights_digest:
             raise UpstreamError(
                 f"{self.url} serves weights {served['weights_digest']} as {policy.version}, "
