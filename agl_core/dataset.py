@@ -3,6 +3,7 @@
 import hashlib
 import json
 from contextlib import suppress
+from typing import Any
 
 import fsspec
 
@@ -51,7 +52,8 @@ def publish_dataset(storage: Storage, name: str, uri: str) -> str:
 
 def _read_text(uri: str) -> str:
     try:
-        with fsspec.open(uri, "r", encoding="utf-8") as file:
+        opened: Any = fsspec.open(uri, "r", encoding="utf-8")
+        with opened as file:
             return file.read()
     except FileNotFoundError as error:
         raise ConfigError(f"dataset {uri} does not exist") from error

@@ -11,6 +11,7 @@ from agl_core.config import RunConfig
 from agl_core.dataset import read_jsonl
 from agl_core.ledger.run import RunLedger, RunRecord, open_run
 from agl_core.litagent.decorator import load_agent
+from agl_core.serving.launch import check_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,13 @@ def prepare_run(config: RunConfig) -> PreparedRun:
 
     Raises:
         ConfigError: Something is wrong with the configuration, the data, the agent or the model, or
-        the run exists
-            with another identity.
+            the run exists with another identity.
+        UpstreamError: `serving.url` does not answer.
         LedgerError: The ledger cannot be written.
     """
     algorithm = build_algorithm(config)
+    if config.serving.url is not None:
+        check_server(config.serving.url)
     load_agent(config.agent)
     inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data)}
     if config.val_data is not None:

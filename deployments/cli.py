@@ -59,7 +59,10 @@ def run(
     Example: agl run examples/calculator/run.yaml --run-id my-run
     """
     settings = read_config(config, {"run_id": run_id, "ledger": ledger})
-    prepared = prepare_run(settings)
+    try:
+        prepared = prepare_run(settings)
+    except AglError as error:  # whatever it is, nothing has been started
+        raise ConfigError(str(error)) from error
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
         _show(prepared.ledger, settings.run_id)
         _answers.print(f"Run {settings.run_id} is complete. Start another one with --run-id NAME.")

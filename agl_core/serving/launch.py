@@ -28,6 +28,16 @@ def _with_host(url: str, host: str) -> str:
     return str(httpx.URL(url).copy_with(host=host)).rstrip("/")
 
 
+def check_server(url: str) -> None:
+    """Return if an engine server answers at an address.
+
+    Raises:
+        UpstreamError: Nothing answers.
+        ConfigError: What answers is not an engine server.
+    """
+    _call("GET", f"{url.rstrip('/')}/policy")
+
+
 class ModelServer:
     """The one engine server of a run; what it serves changes between iterations."""
 
@@ -61,9 +71,8 @@ class ModelServer:
                 its log.
         """
         if settings.url is not None:
-            server = cls(settings.url.rstrip("/"), None, folder)
-            server._served()
-            return server
+            check_server(settings.url)
+            return cls(settings.url.rstrip("/"), None, folder)
         assert base.path is not None, "a run starts from a policy on this machine's disk"
         folder.mkdir(parents=True, exist_ok=True)
         private = Path(tempfile.mkdtemp(dir=folder))  # readable by this user alone
@@ -103,7 +112,9 @@ class ModelServer:
             folder = policy.path
             if policy.folder is not None:
                 folder = str(files.fetch_folder(storage, policy.folder, Path(fetched)))
-            served = self._call("POST", "/policy", {"version": policy.version, "path": folder})
+            served = _call(
+                "POST", f"{self.url}/policy", {"version": policy.version, "path": folder}
+            )
         if served["weights_digest"] != policy.weights_digest:
             raise UpstreamError(
                 f"{self.url} serves weights {served['weights_digest']} as {policy.version}, "
@@ -112,7 +123,7 @@ class ModelServer:
 
     def metrics(self) -> dict[str, Any]:
         """Return the server's counters, for example `requests_total`."""
-        return self._call("GET", "/metrics")
+        return _call("GET", f"{self.url}/metrics")
 
     def stop(self) -> None:
         """End the engine, if it was started here."""
@@ -131,20 +142,20 @@ class ModelServer:
         self.stop()
 
     def _served(self) -> dict[str, Any]:
-        return self._call("GET", "/policy")
+        return _call("GET", f"{self.url}/policy")
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        try:
-            timeout = httpx.Timeout(_LOAD_TIMEOUT_SECONDS, connect=10.0)
-            token = env_var.engine_token()
-            headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
-            answer = httpx.request(
-                method, self.url + path, json=body, timeout=timeout, headers=headers
-            )
-        except httpx.HTTPError as error:
-            raise UpstreamError(f"model server {self.url} does not answer: {error}") from error
-        if answer.status_code == 404:
-            raise ConfigError(f"{self.url} is not an engine server: it has no {path}")
-        if answer.is_error:
-            raise UpstreamError(f"model server {self.url}: {answer.text}")
-        return answer.json()
+
+def _call(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask an engine server and return its answer."""
+    token = env_var.engine_token()
+    headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+    timeout = httpx.Timeout(_LOAD_TIMEOUT_SECONDS, connect=10.0)
+    try:
+        answer = httpx.request(method, url, json=body, timeout=timeout, headers=headers)
+    except httpx.HTTPError as error:
+        raise UpstreamError(f"model server {url} does not answer: {error}") from error
+    if answer.status_code == 404:
+        raise ConfigError(f"{url} is not found: is an engine server running there?")
+    if answer.is_error:
+        raise UpstreamError(f"model server {url}: {answer.text}")
+    return answer.json()

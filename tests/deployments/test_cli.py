@@ -50,6 +50,8 @@ def test_help_teaches(tmp_path: Path):
         ({"agent": "examples.calculator.agent:nothing"}, "nothing"),
         ({"train_data": "missing.jsonl"}, "dataset missing.jsonl does not exist"),
         ({"ledger": "gs://x"}, "use a local folder or s3://bucket/prefix"),
+        ({"ledger": "/dev/null/ledger"}, "ledger /dev/null/ledger: cannot write"),
+        ({"serving": {"url": "http://127.0.0.1:9"}}, "http://127.0.0.1:9/policy does not answer"),
         (
             {"algorithm": {"type": "verl", "config": {"data.train_batch_sizes": 4}}},
             "data.train_batch_size",
@@ -73,6 +75,18 @@ def test_a_row_that_is_not_json_is_named_by_its_line(tmp_path: Path):
     assert done.returncode == 2
     assert "rows.jsonl, line 2 is not JSON" in done.stderr
     assert not (tmp_path / "ledger").exists()
+
+
+def test_a_bucket_that_does_not_exist_is_named(tmp_path: Path, s3_uri: str):
+    done = agl("run", str(write_config(tmp_path, ledger="s3://no-such-bucket/x")))
+    assert done.returncode == 2
+    assert "ledger s3://no-such-bucket/x: cannot write there" in done.stderr
+
+
+def test_an_address_that_is_no_engine_is_said(tmp_path: Path, s3_server: str):
+    done = agl("run", str(write_config(tmp_path, serving={"url": f"{s3_server}/bucket"})))
+    assert done.returncode == 2
+    assert "is an engine server running there?" in done.stderr
 
 
 def test_a_run_that_is_not_there_is_said(tmp_path: Path):
