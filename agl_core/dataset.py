@@ -10,14 +10,19 @@ def read_jsonl(path: str) -> list[str]:
     """Return each row as canonical JSON text.
 
     Raises:
-        ConfigError: The file is missing or empty, or a line is not JSON; the message names the
-        line.
+        ConfigError: The file is missing or empty, is not UTF-8, or a line is not JSON; the message
+            names the line.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(f"dataset {path} does not exist")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"dataset {path} is not UTF-8: {error}") from error
     rows: list[str] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not splitlines: a row may hold U+2028 and its like as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
