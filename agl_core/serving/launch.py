@@ -111,7 +111,10 @@ class ModelServer:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             timeout = httpx.Timeout(_LOAD_TIMEOUT_SECONDS, connect=10.0)
-            answer = httpx.request(method, self.url + path, json=body, timeout=timeout)
+            # Proxies in the environment (HTTP_PROXY) are not for the model server.
+            answer = httpx.request(
+                method, self.url + path, json=body, timeout=timeout, trust_env=False
+            )
         except httpx.HTTPError as error:
             raise UpstreamError(f"model server {self.url} does not answer: {error}") from error
         if answer.status_code == 404:
