@@ -2,15 +2,18 @@
 the record.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agl_core.types.outcome import FailureKind
 
+RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A ledger in JSON cannot hold NaN or infinity.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RolloutSettings(_Settings):
@@ -39,6 +42,14 @@ class RolloutSettings(_Settings):
     max_leaked_threads: int = Field(default=8, ge=0)
     """Sync agents past their deadline that may still run before the shard stops."""
 
+    @field_validator("retry")
+    @classmethod
+    def _is_tried_again(cls, kinds: tuple[FailureKind, ...]) -> tuple[FailureKind, ...]:
+        for kind in (FailureKind.SUCCEEDED, FailureKind.CANCELLED):
+            if kind in kinds:
+                raise ValueError(f"an attempt that ended as {kind} is never tried again")
+        return kinds
+
 
 class ServingSettings(_Settings):
     """Where the policy is served."""
@@ -55,6 +66,17 @@ class ServingSettings(_Settings):
     """CPU threads of the engine that the run starts."""
     startup_timeout_seconds: float = Field(default=180.0, gt=0)
 
+    @model_validator(mode="after")
+    def _starts_an_engine(self) -> Self:
+        names = ("max_batch_size", "threads", "startup_timeout_seconds")
+        changed = [n for n in names if getattr(self, n) != type(self).model_fields[n].default]
+        if self.url is not None and changed:
+            raise ValueError(
+                f"{', '.join(changed)}: only for an engine that the run starts; url "
+                "names one that runs already"
+            )
+        return self
+
 
 class VerlSettings(_Settings):
     """Reinforcement learning by VERL."""
@@ -67,7 +89,7 @@ class VerlSettings(_Settings):
 class RunConfig(_Settings):
     """One training campaign. Relative paths are relative to the working directory."""
 
-    run_id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    run_id: str = Field(pattern=RUN_ID_PATTERN)
     """Name of the run in the ledger and in Prefect: lowercase letters, digits, dashes."""
     ledger: str
     """A local folder, or `s3://bucket/prefix`."""

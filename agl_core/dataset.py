@@ -18,11 +18,12 @@ def read_jsonl(uri: str) -> list[str]:
         uri: A local path, or any URI that fsspec reads, `s3://bucket/key` for one.
 
     Raises:
-        ConfigError: The file is missing, cannot be read or is empty, or a line is not JSON; the
-            message names the line.
+        ConfigError: The file is missing, cannot be read, is not UTF-8 or is empty, or a line is not
+            JSON; the message names the line.
     """
     rows: list[str] = []
-    for number, line in enumerate(_read_text(uri).splitlines(), start=1):
+    # Not splitlines: a row may hold U+2028 and its like as they are.
+    for number, line in enumerate(_read_text(uri).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -57,5 +58,7 @@ def _read_text(uri: str) -> str:
             return file.read()
     except FileNotFoundError as error:
         raise ConfigError(f"dataset {uri} does not exist") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"dataset {uri} is not UTF-8: {error}") from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"dataset {uri} cannot be read: {error}") from error

@@ -2,11 +2,13 @@
 
 `spawn` starts a command below a small guard process. The guard holds the read end of a pipe whose
 write end only the parent has: when the parent exits, even by SIGKILL, the pipe closes and the guard
-ends the command's process group, with SIGINT first, then SIGTERM, then SIGKILL.
+ends the command's process group, with SIGINT first, then SIGTERM, then SIGKILL. What is left of the
+group when the command itself has ended is killed.
 
     parent --(stdin pipe)--> guard (this module as a script) --> command, in its own process group
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -99,7 +101,10 @@ def _guard(command: Sequence[str]) -> int:
                 continue
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    return child.wait()
+    status = child.wait()
+    with contextlib.suppress(ProcessLookupError):  # the usual case: nothing is left of the group
+        os.killpg(child.pid, signal.SIGKILL)
+    return status
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Everything that can be found wrong with a run before anything costly starts."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from agl_core.ledger.run import RunLedger, RunRecord, open_run
 from agl_core.litagent.decorator import load_agent
 from agl_core.serving.launch import check_server
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
@@ -21,6 +24,7 @@ class PreparedRun:
     config: RunConfig
     ledger: RunLedger
     record: RunRecord
+    """As the ledger has it, but with the code and the packages of this process."""
     algorithm: IterativeAlgorithm[Any]
     inputs: dict[str, Sequence[str]]
     """Rows of the datasets as JSON, by `train` and `val`."""
@@ -65,4 +69,21 @@ def prepare_run(config: RunConfig) -> PreparedRun:
         created=time.time(),
     )
     recorded = ledger.start(record)
-    return PreparedRun(config, ledger, recorded, algorithm, inputs, start_state)
+    return PreparedRun(config, ledger, _as_of_now(recorded, record), algorithm, inputs, start_state)
+
+
+def _as_of_now(recorded: RunRecord, now: RunRecord) -> RunRecord:
+    """Return a run's identity with the code and the packages of this process.
+
+    They may change from one start to the next; each manifest states those that made it.
+    """
+    for name in ("code", "packages"):
+        old, new = getattr(recorded, name), getattr(now, name)
+        if changed := sorted(key for key in {*old, *new} if old.get(key) != new.get(key)):
+            logger.warning(
+                "run %s goes on with other %s than it began with (manifests say so): %s",
+                recorded.run_id,
+                name,
+                ", ".join(f"{key} was {old.get(key)}, now {new.get(key)}" for key in changed),
+            )
+    return recorded.model_copy(update={"code": now.code, "packages": now.packages})

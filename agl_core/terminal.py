@@ -9,6 +9,7 @@ from typing import Self
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -50,8 +51,10 @@ class RunDisplay:
                 self.manifests.append(event.manifest)
                 self._progress.update(self._run, completed=len(self.manifests))
                 if not self.console.is_terminal:
-                    self.console.print(plain_line(event.manifest), highlight=False, soft_wrap=True)
-        self._live.update(Group(iterations_table(self._run_id, self.manifests), self._progress))
+                    line = escape(plain_line(event.manifest))
+                    self.console.print(line, highlight=False, soft_wrap=True)
+                table = iterations_table(self._run_id, self.manifests)
+                self._live.update(Group(table, self._progress))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -78,7 +81,14 @@ def iterations_table(run_id: str, manifests: Sequence[Manifest]) -> Table:
         collapse_padding=True,
     )
     table.add_column("#", justify="right")
-    for name in ("policy", "reward", "pass", *map(_short, notes), "validation", "trained"):
+    for name in (
+        "policy",
+        "reward",
+        "pass",
+        *(escape(_short(name)) for name in notes),
+        "validation",
+        "trained",
+    ):
         table.add_column(name, justify="right")
     for name in ("KL", "grad", "roll s", "upd s", "all s"):
         table.add_column(name, justify="right")

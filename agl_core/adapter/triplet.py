@@ -32,9 +32,15 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
     answered = pc.and_(
         pc.equal(spans["name"], semconv.LLM_CALL_SPAN), pc.not_equal(spans["status"], "ERROR")
     )
-    calls = spans.filter(
-        pc.and_(answered, pc.is_in(spans["attempt_id"], counted["attempt_id"].combine_chunks()))
-    ).sort_by([("index", "ascending"), ("call_index", "ascending")])
+    # By rollout and attempt: an attempt id is short, two rollouts may have the same.
+    deciding = pc.take(
+        counted["attempt_id"].combine_chunks(),
+        pc.index_in(spans["index"], value_set=counted["index"].combine_chunks()),
+    )
+    counts = pc.fill_null(pc.equal(spans["attempt_id"], deciding), False)
+    calls = spans.filter(pc.and_(answered, counts)).sort_by(
+        [("index", "ascending"), ("call_index", "ascending")]
+    )
     _check_ids(calls)
     return pa.table(
         {

@@ -16,6 +16,8 @@ from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, TRIPLETS
 from agl_core.types.outcome import Coverage, FailureKind, RowCoverage
 from agl_core.types.training import FileRef, PolicyRef
 
+_NEEDED = ("propose", "publish", "rollout", "collect", "adapt", "update", "export")
+"""Stages of every iteration; the others are there only where something is validated."""
 _TRIPLET_COLUMNS = ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward")
 _BATCH_COLUMNS = ("row", "index", "group", "response_mask", "reward", "drop_reason")
 
@@ -34,6 +36,9 @@ def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) 
     """
     records = [record for name in STAGES if (record := iteration.record(name))]
     stages = {record.stage: record for record in records}
+    for name in _NEEDED:
+        if name not in stages:
+            raise LedgerError(f"iteration {iteration.iteration}: stage {name} has no record")
     adapted = stages["adapt"]
     coverage = Coverage.model_validate(adapted.values["coverage"])
     if coverage.unknown:
@@ -58,7 +63,7 @@ def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) 
         update=stages["update"].values.get("metrics", {}),
         cost=_cost(iteration, stages),
         files=tuple(_all_files(iteration, records)),
-        content_digest=_content_digest(iteration, run, stages, policy_out),
+        content_digest=content_digest(iteration, run, stages, policy_out),
         observed={
             "prefect": prefect,
             "stages": {
@@ -128,7 +133,7 @@ def _reference(iteration: IterationLedger, key: str) -> FileRef:
     return FileRef(key=key, sha256=sha256, size_bytes=size, rows=rows)
 
 
-def _content_digest(
+def content_digest(
     iteration: IterationLedger,
     run: RunRecord,
     stages: dict[str, StageRecord],

@@ -6,6 +6,7 @@ Tables are read by columns or by row groups; large files are hashed and copied i
 
 import hashlib
 import json
+import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,12 +79,19 @@ def fetch_folder(storage: Storage, ref: FolderRef, cache: Path) -> Path:
     for file in ref.files:
         path = storage.local_path(file.key) or cache / file.key
         if storage.local_path(file.key) is None and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with storage.open(file.key) as source, path.open("wb") as target:
-                while part := source.read(_PART):
-                    target.write(part)
+            _download(storage, file.key, path)
         _verify(path, file)
     return folder or cache / ref.prefix
+
+
+def _download(storage: Storage, key: str, path: Path) -> None:
+    """Copy a key to a local file that appears whole: the next process trusts that it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part_path = path.with_name(f".{path.name}.{os.getpid()}")
+    with storage.open(key) as source, part_path.open("wb") as target:
+        while part := source.read(_PART):
+            target.write(part)
+    part_path.replace(path)
 
 
 def _verify(path: Path, ref: FileRef) -> None:

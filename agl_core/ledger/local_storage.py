@@ -2,7 +2,7 @@
 
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -71,15 +71,16 @@ class LocalStorage:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+            # Not mkstemp, whose files only their owner may read.
+            temporary = path.parent / f".writing-{uuid.uuid4().hex}"
             try:
-                with os.fdopen(descriptor, "wb") as file:
+                with temporary.open("xb") as file:
                     fill(file)
                     file.flush()
                     os.fsync(file.fileno())
-                _link(Path(name), path)
+                _link(temporary, path)
             finally:
-                Path(name).unlink()
+                temporary.unlink(missing_ok=True)
             _sync_folder(path.parent)
         except _KeyTaken as error:
             raise ConflictError(

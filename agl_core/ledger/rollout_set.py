@@ -106,7 +106,8 @@ class RolloutSet:
     def claims(self) -> list[Claim]:
         """Return all claims, oldest first."""
         keys = self.storage.list(f"{self.prefix}claims/")
-        return [Claim.model_validate_json(self.storage.read(key)) for key in keys]
+        claims = [Claim.model_validate_json(self.storage.read(key)) for key in keys]
+        return sorted(claims, key=lambda claim: claim.number)  # by name, 10000 is before 9999
 
     def put_chunk(self, claim: int, number: int, spans: pa.Table, outcomes: pa.Table) -> Chunk:
         """Write one flush: the spans, then the outcomes."""

@@ -6,13 +6,14 @@ runs/<run_id>/
     iterations/000000/...        see `stages`
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.config import RunConfig
+from agl_core.config import RUN_ID_PATTERN, RunConfig
 from agl_core.errors import ConfigError
 from agl_core.ledger import files
 from agl_core.ledger.digest import table_digest
@@ -147,7 +148,13 @@ class RunLedger:
 
 
 def open_run(ledger: str, run_id: str) -> RunLedger:
-    """Return the keys of a run that need not exist yet."""
+    """Return the keys of a run that need not exist yet.
+
+    Raises:
+        ConfigError: The id is not one that a run can have.
+    """
+    if not re.fullmatch(RUN_ID_PATTERN, run_id):
+        raise ConfigError(f"run id {run_id!r}: use lowercase letters, digits and dashes")
     return RunLedger(open_storage(ledger), run_id)
 
 

@@ -1,6 +1,7 @@
 """OpenTelemetry spans to the `SPANS` table: promoted columns, and the other attributes as JSON."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,9 @@ _BY_ATTRIBUTE = {attribute: column for column, attribute in _PROMOTED.items()}
 def spans_to_table(spans: Sequence[ReadableSpan], index: int) -> pa.Table:
     """Return the spans of one rollout as a table (schema `SPANS`).
 
+    An agent decides what some attributes hold: a value that its column cannot take stays among the
+    other attributes, and the column is null.
+
     Args:
         spans: Finished spans with the ids of rollout and attempt among their attributes.
         index: The rollout's place among the requests.
@@ -46,7 +50,7 @@ def _row(span: ReadableSpan, index: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         column: attributes.pop(attribute)
         for attribute, column in _BY_ATTRIBUTE.items()
-        if attribute in attributes
+        if _fits(column, attributes.get(attribute))
     }
     reasons = attributes.pop(semconv.FINISH_REASONS, None)
     context = span.get_span_context()
@@ -67,6 +71,17 @@ def _row(span: ReadableSpan, index: int) -> dict[str, Any]:
     }
 
 
+def _fits(column: str, value: Any) -> bool:
+    """Say whether a column can hold an attribute's value."""
+    if value is None:
+        return False
+    try:
+        pa.scalar(value, SPANS.field(column).type)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        return False
+    return True
+
+
 def _event(event: Any) -> dict[str, Any]:
     return {
         "name": event.name,
@@ -76,14 +91,25 @@ def _event(event: Any) -> dict[str, Any]:
 
 
 def numeric_annotations(spans: Sequence[ReadableSpan]) -> dict[str, float]:
-    """Return the numbers and booleans that an agent noted with `emit_annotation`; the last one of
-    a name wins.
+    """Return the finite numbers and booleans that an agent noted with `emit_annotation`; the last
+    one of a name wins. There is no mean over a NaN, and JSON has none.
     """
     found: dict[str, float] = {}
     for span in spans:
         if span.name != semconv.ANNOTATION_SPAN:
             continue
         for name, value in (span.attributes or {}).items():
-            if isinstance(value, bool | int | float) and not name.startswith("agentlightning."):
-                found[name] = float(value)
+            if name.startswith("agentlightning.") or not isinstance(value, bool | int | float):
+                continue
+            if (number := _as_float(value)) is not None:
+                found[name] = number
     return found
+
+
+def _as_float(value: float) -> float | None:
+    """Return a finite number as a float, None for any other."""
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the floats
+        return None
+    return number if math.isfinite(number) else None

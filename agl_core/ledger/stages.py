@@ -176,7 +176,8 @@ class IterationLedger:
             )
             files.put_json(self.storage, self._record_key(stage), record.model_dump(mode="json"))
         finally:
-            shutil.rmtree(local)
+            # A thread that a cancellation left behind may still write there.
+            shutil.rmtree(local, ignore_errors=True)
 
     def _record_key(self, stage: str) -> str:
         return f"{self.prefix}stages/{stage}.json"

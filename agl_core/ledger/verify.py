@@ -1,40 +1,97 @@
-"""Check a run against its manifests: every sha256, row count and coverage, recomputed."""
+"""Check a run against its manifests: sha256 and rows of every file, coverage and content digest
+recomputed, each iteration starting from what the one before it made.
+"""
+
+from collections.abc import Iterator
 
 from agl_core.ledger import files
+from agl_core.ledger.commit import content_digest
 from agl_core.ledger.manifest import Manifest
-from agl_core.ledger.run import RunLedger
+from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger.run import RunLedger, RunRecord
+from agl_core.ledger.stages import STAGES, IterationLedger
 from agl_core.ledger.storage import Storage
+from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES
+from agl_core.trajectory.coverage import rollout_coverage, row_coverage
+from agl_core.types.training import FileRef, PolicyRef
 
 
 def verify_run(ledger: RunLedger) -> list[str]:
-    """Return what differs from the manifests, one sentence each; empty where all is as recorded."""
+    """Return what differs from the manifests, one sentence each; empty where all is as recorded.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    run, manifests = ledger.record(), ledger.manifests()
     found: list[str] = []
-    for manifest in ledger.manifests():
-        found.extend(_verify_iteration(ledger, manifest))
+    for dataset in run.datasets.values():
+        found.extend(_verify_file(ledger.storage, dataset.file))
+    found.extend(_find_gap(ledger, len(manifests)))
+    policy = run.base.policy
+    for manifest in manifests:
+        differences = [*_verify_files(ledger, manifest)]
+        found.extend(differences or _verify_content(ledger, run, manifest))
+        if manifest.policy_in.weights_digest != policy.weights_digest:
+            found.append(
+                f"iteration {manifest.iteration} starts from {manifest.policy_in.version} "
+                f"with other weights than were made before it"
+            )
+        policy = PolicyRef.model_validate(manifest.state["policy"])
     return found
 
 
-def _verify_iteration(ledger: RunLedger, manifest: Manifest) -> list[str]:
-    found: list[str] = []
+def _find_gap(ledger: RunLedger, committed: int) -> Iterator[str]:
+    """Yield the manifests behind one that is missing."""
+    for key in ledger.storage.list(f"{ledger.prefix}iterations/"):
+        folder, _, name = key.rpartition("/")
+        if name == "manifest.json" and int(folder.rsplit("/", 1)[1]) >= committed:
+            yield f"{key} is there, the manifest of iteration {committed} is missing"
+
+
+def _verify_files(ledger: RunLedger, manifest: Manifest) -> Iterator[str]:
     iteration = ledger.iteration(manifest.iteration)
     listed = {file.key for file in manifest.files} | {iteration.manifest_key}
-    found.extend(
-        f"{key} is not in the manifest of iteration {manifest.iteration}"
-        for key in ledger.storage.list(iteration.prefix)
-        if key not in listed
-    )
+    for key in ledger.storage.list(iteration.prefix):
+        if key not in listed:
+            yield f"{key} is not in the manifest of iteration {manifest.iteration}"
     for file in manifest.files:
-        found.extend(_verify_file(ledger.storage, file.key, file.sha256, file.rows))
-    return found
+        yield from _verify_file(ledger.storage, file)
 
 
-def _verify_file(storage: Storage, key: str, sha256: str, rows: int | None) -> list[str]:
-    if not storage.exists(key):
-        return [f"{key} is missing"]
-    with storage.open(key) as source:
+def _verify_content(ledger: RunLedger, run: RunRecord, manifest: Manifest) -> Iterator[str]:
+    """Compare what the files say with what the manifest says of them."""
+    iteration = ledger.iteration(manifest.iteration)
+    stages = {name: record for name in STAGES if (record := iteration.record(name))}
+    outcomes = files.read_table(
+        ledger.storage, stages["collect"].file("outcomes").key, OUTCOMES, ["index", "kind", "final"]
+    )
+    rows = files.read_table(
+        ledger.storage, stages["adapt"].file("batch").key, BATCH_ROWS, ["index", "drop_reason"]
+    )
+    computed = {
+        "coverage": rollout_coverage(_num_requests(iteration), outcomes, rows),
+        "rows": row_coverage(rows),
+        "content_digest": content_digest(
+            iteration, run, stages, PolicyRef.model_validate(manifest.state["policy"])
+        ),
+    }
+    for name, value in computed.items():
+        if value != (stated := getattr(manifest, name)):
+            yield f"iteration {manifest.iteration}: {name} is {value}, the manifest says {stated}"
+
+
+def _num_requests(iteration: IterationLedger) -> int:
+    name = iteration.finished("collect").values["rollout_set"]
+    return len(RolloutSet(iteration, name).read_requests(["index"]))
+
+
+def _verify_file(storage: Storage, file: FileRef) -> Iterator[str]:
+    if not storage.exists(file.key):
+        yield f"{file.key} is missing"
+        return
+    with storage.open(file.key) as source:
         hashed = files.sha256_of(source)
-    if hashed != sha256:
-        return [f"{key} has sha256 {hashed}, the manifest says {sha256}"]
-    if rows is not None and (counted := files.count_rows(storage, key)) != rows:
-        return [f"{key} has {counted} rows, the manifest says {rows}"]
-    return []
+    if hashed != file.sha256:
+        yield f"{file.key} has sha256 {hashed}, its record says {file.sha256}"
+    elif file.rows is not None and (counted := files.count_rows(storage, file.key)) != file.rows:
+        yield f"{file.key} has {counted} rows, its record says {file.rows}"

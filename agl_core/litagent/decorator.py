@@ -123,7 +123,7 @@ def load_agent(path: str) -> FunctionalLitAgent:
         raise ConfigError(f"agent {path!r}: expected 'package.module:attribute'")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits is no agent either
         raise ConfigError(
             f"agent {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}"
         ) from error

@@ -5,6 +5,7 @@ network are `infra_error`; everything else an agent raises is its own. Client li
 recognised by the names of their classes, so that none needs to be imported for it.
 """
 
+import traceback
 from collections.abc import Iterator
 
 from agl_core.types.outcome import FailureKind
@@ -41,7 +42,17 @@ def classify_exception(error: Exception) -> FailureKind:
 def describe_exception(error: BaseException) -> str:
     """Return one line: type and message."""
     message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return _storable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback as Python prints it."""
+    return _storable("".join(traceback.format_exception(error)))
+
+
+def _storable(text: str) -> str:
+    """Return a text that UTF-8 can hold: lone surrogates are written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

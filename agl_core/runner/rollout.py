@@ -5,11 +5,11 @@ shard flow both call it. Whatever ends the process or the surrounding task (Canc
 KeyboardInterrupt, SystemExit) goes on: whoever cancels decides what to record.
 """
 
+import asyncio
 import hashlib
 import inspect
 import logging
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from agl_core.runner.execution import (
     run_coroutine,
     run_in_thread,
 )
-from agl_core.runner.failure import classify_exception, describe_exception
+from agl_core.runner.failure import classify_exception, describe_exception, format_traceback
 from agl_core.tracer.base import AttemptTrace, Tracer
 from agl_core.types.core import Attempt, AttemptedRollout, RolloutMode
 from agl_core.types.outcome import AttemptOutcome, FailureKind
@@ -175,6 +175,15 @@ async def _run_agent(
             returned = await run_in_thread(call, timeout_seconds, leaks)
         returned = _returned_reward(returned)
         reward = final_reward(returned, trace.spans())
+    except asyncio.CancelledError as error:
+        current = asyncio.current_task()
+        if current is None or current.cancelling():
+            raise
+        return _Ending(  # nobody cancelled this: it came out of the agent
+            FailureKind.AGENT_ERROR,
+            message=describe_exception(error),
+            traceback=format_traceback(error),
+        )
     except DeadlineExceeded:
         return _Ending(
             FailureKind.TIMEOUT, message=f"the agent did not return within {timeout_seconds:g} s"
@@ -183,7 +192,7 @@ async def _run_agent(
         return _Ending(
             classify_exception(error),
             message=describe_exception(error),
-            traceback="".join(traceback.format_exception(error)),
+            traceback=format_traceback(error),
         )
     if returned is not None:
         emit_reward(returned)

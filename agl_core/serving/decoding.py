@@ -123,7 +123,11 @@ def load_policy(version: str, folder: Path) -> LoadedPolicy:
     digest = weights_digest(folder)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=_DTYPE, attn_implementation="sdpa", local_files_only=True
+            folder,
+            dtype=_DTYPE,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,  # what the digest is over; never a pickle beside it
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -93,7 +93,7 @@ class EngineRoutes:
         completions = await asyncio.gather(*map(asyncio.wrap_future, futures))
         self._count(prompt_ids, completions)
         answer = chat_answer(request, prompt_ids, completions, policy.token_text)
-        return _json(answer, headers=_policy_headers(served))
+        return _json(answer, headers=_policy_headers(completions[0].policy))
 
     async def models(self, _: Request) -> Response:
         """List the one model."""

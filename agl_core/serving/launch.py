@@ -151,7 +151,10 @@ def _call(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str
     headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
     timeout = httpx.Timeout(_LOAD_TIMEOUT_SECONDS, connect=10.0)
     try:
-        answer = httpx.request(method, url, json=body, timeout=timeout, headers=headers)
+        # Proxies in the environment (HTTP_PROXY) are not for the model server.
+        answer = httpx.request(
+            method, url, json=body, timeout=timeout, headers=headers, trust_env=False
+        )
     except httpx.HTTPError as error:
         raise UpstreamError(f"model server {url} does not answer: {error}") from error
     if answer.status_code == 404:

@@ -12,6 +12,14 @@ STUBBORN = (
     "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "print(os.getpid(), flush=True); time.sleep(600)"
 )
+LEAVES_A_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+try:
+    time.sleep(float(sys.argv[2]))
+except KeyboardInterrupt:
+    pass
+"""
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -77,3 +85,15 @@ def test_a_command_that_ends_by_itself_is_noticed_and_its_output_kept(tmp_path: 
     assert not child.is_running
     assert child.log_tail(1) == "two"
     child.stop()
+
+
+def test_what_the_command_started_ends_with_it(tmp_path: Path):
+    """Whether it is stopped or ends by itself."""
+    for seconds in ("600", "2"):
+        log = tmp_path / seconds
+        with spawn([sys.executable, "-c", LEAVES_A_CHILD, STUBBORN, seconds], log) as command:
+            pid = wait_for_pid(log)
+            deadline = time.monotonic() + 20
+            while seconds == "2" and command.is_running and time.monotonic() < deadline:
+                time.sleep(0.02)
+        assert wait_for_end(pid, 5)

@@ -7,6 +7,7 @@ Overrides are a dict, nested or dotted or both, with the keys of the VERL comman
 Composing reads the installed VERL's YAML files by Hydra and loads neither VERL nor torch.
 """
 
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -126,8 +127,9 @@ def _coerce(default: Any, value: Any) -> Any:
     elif isinstance(default, int | float) and value is not None:
         if isinstance(value, bool):
             raise ValueError("expected a number")
-        if isinstance(value, str):
-            return float(value)
+        value = float(value) if isinstance(value, str) else value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("expected a finite number")
     return value
 
 

@@ -71,3 +71,11 @@ def test_a_call_without_matching_ids_is_an_error(overrides, message):
 
 def test_no_spans_give_no_triplets():
     assert adapt(make_spans(), make_outcomes({"index": 0, "kind": "no_trace"})) == []
+
+
+def test_an_attempt_counts_for_its_own_rollout_only():
+    """Attempt ids are short: a failed attempt of another rollout may have the same one."""
+    same = {"attempt_id": "at-1"}
+    outcomes = make_outcomes({"index": 0, **same}, {"index": 1, "kind": "timeout", **same})
+    rows = adapt(make_spans(make_call(0, **same), make_call(1, **same)), outcomes)
+    assert [row["index"] for row in rows] == [0]

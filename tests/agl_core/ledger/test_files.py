@@ -1,3 +1,4 @@
+import io
 from pathlib import Path
 
 import pyarrow as pa
@@ -5,7 +6,7 @@ import pytest
 
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
-from agl_core.ledger.storage import Storage
+from agl_core.ledger.storage import Storage, open_storage
 from agl_core.ledger.tables import OUTCOMES, REQUESTS
 from tests.builders import make_requests
 
@@ -40,6 +41,32 @@ def test_a_folder_comes_back_with_every_byte(storage: Storage, tmp_path: Path):
     copy = files.fetch_folder(storage, ref, tmp_path / "cache")
     assert (copy / "a").read_bytes() == (source / "a").read_bytes()
     assert (copy / "sub" / "b").read_bytes() == b"y"
+
+
+def test_a_copy_that_was_cut_short_is_not_taken_for_the_file(
+    s3_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    storage = open_storage(s3_uri)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a").write_bytes(b"x" * 3_000_000)
+    ref = files.put_folder(storage, "folder/", tmp_path / "source")
+
+    cut = _CutShort(storage.open("folder/a").read())
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "open", lambda key: cut)
+        with pytest.raises(OSError, match="cut"):
+            files.fetch_folder(storage, ref, tmp_path / "cache")
+    copy = files.fetch_folder(storage, ref, tmp_path / "cache")
+    assert (copy / "a").read_bytes() == b"x" * 3_000_000
+
+
+class _CutShort(io.BytesIO):
+    """Breaks in the second part."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell():
+            raise OSError("cut")
+        return super().read(size)
 
 
 def test_a_changed_file_is_found_before_it_is_used(storage: Storage, tmp_path: Path):

@@ -1,6 +1,7 @@
 import pyarrow as pa
 
-from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger import files
+from agl_core.ledger.rollout_set import Claim, RolloutSet
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.storage import Storage
 from tests.builders import POLICY, make_call, make_outcomes, make_requests, make_spans
@@ -73,3 +74,13 @@ def test_a_superseded_result_is_kept_unused(storage: Storage):
 def test_requests_are_written_once(storage: Storage):
     open_set(storage, count=4)
     assert len(open_set(storage, count=9).read_requests()) == 4
+
+
+def test_claims_are_ordered_by_number_beyond_four_digits(local_storage: Storage):
+    rollouts = open_set(local_storage)
+    for number in (9_999, 10_000):
+        claim = Claim(number=number, indices=(0,), created=0.0, host="h", pid=1)
+        key = f"{rollouts.prefix}claims/{number:04d}.json"
+        files.put_json(local_storage, key, claim.model_dump(mode="json"))
+    assert rollouts.deciding_claims() == {0: 10_000}
+    assert rollouts.claim([0]).number == 10_001

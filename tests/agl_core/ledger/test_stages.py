@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from agl_core.errors import ConflictError, LedgerError
@@ -55,3 +57,10 @@ def test_scratch_folders_are_gone_after_the_stage(storage: Storage):
         assert stage.fetch_folder(ref).is_dir()
     assert not folder.exists()
     assert [file.key[-1] for file in ref.files] == ["x"]
+
+
+def test_a_stage_is_recorded_though_its_scratch_folder_is_gone(storage: Storage):
+    iteration = open_iteration(storage)
+    with iteration.stage("adapt") as stage:
+        shutil.rmtree(stage.local)
+    assert iteration.finished("adapt").attempt == 1

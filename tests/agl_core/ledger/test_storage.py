@@ -100,3 +100,11 @@ def test_an_unwritable_ledger_is_one_clear_error(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(LedgerError, match="cannot write a: File exists"):
         open_storage(str(tmp_path / "file")).write_once("a", b"")
+
+
+def test_a_local_file_has_the_mode_that_the_users_mask_allows(local_storage: Storage):
+    local_storage.write_once("a/b", b"x")
+    path = local_storage.local_path("a/b")
+    assert path is not None
+    (path.parent / "plain").touch()
+    assert path.stat().st_mode == (path.parent / "plain").stat().st_mode

@@ -1,4 +1,5 @@
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,13 @@ def test_agent_is_loaded_by_path():
     agent = load_agent("tests.agl_core.litagent.sample_agents:good")
     assert isinstance(agent, FunctionalLitAgent)
     assert agent.is_async()
+
+
+def test_a_module_that_exits_is_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "agent_that_exits.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot import 'agent_that_exits': SystemExit"):
+        load_agent("agent_that_exits:solve")
 
 
 @pytest.mark.parametrize(

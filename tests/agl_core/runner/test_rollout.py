@@ -303,6 +303,28 @@ async def test_cancellation_goes_on_and_closes_the_attempt(bench):
     assert bench.tracer.find_open("ro-1", make_attempt_id("ro-1", 1)) is None
 
 
+async def test_a_cancellation_of_the_agents_own_is_its_error(bench):
+    def in_a_thread(task, llm):
+        raise asyncio.CancelledError
+
+    async def in_the_loop(task, llm):
+        raise asyncio.CancelledError
+
+    for agent in (in_a_thread, in_the_loop):
+        outcome = (await bench.run(agent)).outcome
+        assert outcome.kind is FailureKind.AGENT_ERROR
+        assert outcome.message == "CancelledError"
+
+
+async def test_an_error_that_utf8_cannot_hold_can_be_written(bench):
+    def agent(task, llm):
+        raise ValueError("bad file name \udcff")
+
+    outcome = (await bench.run(agent)).outcome
+    assert outcome.message == "ValueError: bad file name \\udcff"
+    assert outcome.traceback.encode()
+
+
 async def test_exit_of_the_process_goes_on(bench):
     def agent(task, llm):
         raise SystemExit(3)

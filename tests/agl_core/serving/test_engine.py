@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from agl_core.errors import ConfigError, TransientError, UpstreamError
 from agl_core.serving.decoding import draw_uniforms, load_policy, pick_tokens
@@ -225,3 +226,15 @@ def test_closed_engine_refuses(policy_folder: Path) -> None:
 def test_impossible_requests_cannot_be_made(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"token|temperature|seed|stop"):
         make_request(**{"prompt": [1], **changes})
+
+
+def test_weights_that_the_digest_does_not_cover_are_not_loaded(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(policy_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "spare.safetensors")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        Engine(folder, "v000000")

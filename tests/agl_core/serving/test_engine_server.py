@@ -233,3 +233,23 @@ async def test_closed_engine_is_503(policy_folder: Path) -> None:
     engine.close()
     async with client_of(engine) as client:
         assert (await chat(client)).status_code == 503
+
+
+async def test_headers_name_the_weights_that_answered(
+    engine: Engine,
+    client: httpx.AsyncClient,
+    other_policy_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit = engine.submit
+
+    def submit_late(request: Any) -> Any:
+        """Other weights under the same name overtake the request."""
+        engine.load("v000000", other_policy_folder)
+        return submit(request)
+
+    monkeypatch.setattr(engine, "submit", submit_late)
+    response = await chat(client)
+    digest = weights_digest(other_policy_folder)
+    assert response.json()["system_fingerprint"] == digest
+    assert response.headers["x-agl-weights-digest"] == digest

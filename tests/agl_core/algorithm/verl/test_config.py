@@ -131,3 +131,9 @@ def test_the_algorithm_is_built_without_torch():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "nan"])
+def test_a_number_that_is_not_finite_is_refused(value):
+    with pytest.raises(ConfigError, match=r"clip_ratio=.*: expected a finite number"):
+        compose({**SETTINGS, ACTOR + "clip_ratio": value})

@@ -1,0 +1,139 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_core.config import RunConfig
+from agl_core.errors import LedgerError
+from agl_core.ledger.collect import collect_set
+from agl_core.ledger.commit import commit
+from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger.run import BaseModelRecord, RunLedger, RunRecord, open_run
+from agl_core.ledger.verify import verify_run
+from agl_core.trajectory.coverage import rollout_coverage, row_coverage
+from tests.builders import (
+    POLICY,
+    make_call,
+    make_outcomes,
+    make_requests,
+    make_rows,
+    make_spans,
+    make_triplets,
+)
+
+CONFIG = RunConfig.model_validate(
+    {
+        "run_id": "run",
+        "ledger": "ledger",
+        "agent": "a:b",
+        "train_data": "rows.jsonl",
+        "algorithm": {"config": {}},
+    }
+)
+
+
+def write_stages(ledger: RunLedger, number: int) -> None:
+    """Write every stage of an iteration of two rollouts, both trained."""
+    iteration = ledger.iteration(number)
+    rollouts = RolloutSet(iteration, "train")
+    outcomes = make_outcomes({"index": 0}, {"index": 1})
+    rows = make_rows([0, 1], [None, None])
+    with iteration.stage("propose") as stage:
+        stage.values["policy_in"] = POLICY.model_dump(mode="json")
+    with iteration.stage("publish"):
+        rollouts.write_requests(make_requests(2), POLICY, {})
+    with iteration.stage("rollout"):
+        rollouts.claim([0, 1])
+        rollouts.put_chunk(1, 1, make_spans(make_call(0), make_call(1)), outcomes)
+    with iteration.stage("collect") as stage:
+        summary = collect_set(rollouts, stage, POLICY, pass_reward=1.0)
+        stage.values |= {"rewards": summary.model_dump(mode="json"), "rollout_set": "train"}
+    with iteration.stage("adapt") as stage:
+        stage.put_table("triplets", make_triplets(*({"index": i, "group": 0} for i in (0, 1))))
+        stage.put_table("batch", rows)
+        stage.values["coverage"] = rollout_coverage(2, outcomes, rows).model_dump(mode="json")
+        stage.values["rows"] = row_coverage(rows).model_dump(mode="json")
+    with iteration.stage("update"):
+        pass
+    with iteration.stage("export") as stage:
+        stage.put_json("state", {"policy": POLICY.model_dump(mode="json")})
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> RunLedger:
+    """A run of two committed iterations."""
+    ledger = open_run(str(tmp_path), "run")
+    run = RunRecord(
+        run_id="run",
+        config=CONFIG,
+        datasets={"train": ledger.put_dataset("train", ["{}", "{}"])},
+        base=BaseModelRecord(
+            policy=POLICY, tokenizer_digest="", chat_template_digest=None, licence="unknown"
+        ),
+        code={},
+        packages={},
+        conditional_put=True,
+        created=0.0,
+    )
+    ledger.start(run)
+    for number in range(2):
+        write_stages(ledger, number)
+        commit(ledger.iteration(number), run, {})
+    return ledger
+
+
+def path_of(ledger: RunLedger, key: str) -> Path:
+    path = ledger.storage.local_path(key)
+    assert path is not None
+    return path
+
+
+def edit_manifest(ledger: RunLedger, change: Callable[[dict[str, Any]], object]) -> None:
+    path = path_of(ledger, ledger.iteration(1).manifest_key)
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_run_as_it_was_written_has_no_difference(ledger: RunLedger):
+    assert verify_run(ledger) == []
+
+
+def test_a_changed_dataset_is_found(ledger: RunLedger):
+    path = path_of(ledger, ledger.record().datasets["train"].file.key)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (difference,) = verify_run(ledger)
+    assert "/data/train-" in difference
+    assert "has sha256" in difference
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["coverage"].update(trained=1, filtered=1), "iteration 1: coverage is"),
+        (lambda m: m["rows"].update(built=9, trained=9), "iteration 1: rows is"),
+        (lambda m: m.update(content_digest="sha256:00"), "iteration 1: content_digest is"),
+        (lambda m: m["policy_in"].update(weights_digest="x"), "iteration 1 starts from v000000"),
+    ],
+)
+def test_a_manifest_that_says_something_else_than_its_files_is_found(
+    ledger: RunLedger, change: Callable[[dict[str, Any]], object], message: str
+):
+    edit_manifest(ledger, change)
+    (difference,) = verify_run(ledger)
+    assert difference.startswith(message)
+
+
+def test_a_missing_manifest_in_the_middle_is_found(ledger: RunLedger):
+    path_of(ledger, ledger.iteration(0).manifest_key).unlink()
+    (difference,) = verify_run(ledger)
+    assert difference.endswith("the manifest of iteration 0 is missing")
+
+
+def test_an_iteration_without_one_of_its_stages_is_not_committed(ledger: RunLedger):
+    iteration = ledger.iteration(0)
+    path_of(ledger, f"{iteration.prefix}stages/adapt.json").unlink()
+    with pytest.raises(LedgerError, match="iteration 0: stage adapt has no record"):
+        commit(iteration, ledger.record(), {})

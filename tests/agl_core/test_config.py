@@ -1,0 +1,33 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agl_core.config import RolloutSettings, RunConfig, ServingSettings
+
+
+@pytest.mark.parametrize("kind", ["succeeded", "cancelled"])
+def test_a_kind_that_is_never_tried_again_is_refused(kind: str):
+    with pytest.raises(ValidationError, match=f"ended as {kind} is never tried again"):
+        RolloutSettings.model_validate({"retry": [kind]})
+
+
+@pytest.mark.parametrize("setting", [{"threads": 2}, {"max_batch_size": 1}])
+def test_settings_of_an_engine_are_refused_where_none_is_started(setting: dict[str, Any]):
+    with pytest.raises(ValidationError, match="only for an engine that the run starts"):
+        ServingSettings.model_validate({"url": "http://127.0.0.1:1", **setting})
+    assert ServingSettings.model_validate(setting).url is None
+
+
+def test_settings_survive_the_way_through_json():
+    settings = ServingSettings(url="http://127.0.0.1:1")
+    assert ServingSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_number_that_the_record_cannot_hold_is_refused(value: float):
+    with pytest.raises(ValidationError, match="finite number"):
+        RolloutSettings(timeout_seconds=value)
+    run = {"run_id": "x", "ledger": "l", "agent": "a:b", "train_data": "t"}
+    with pytest.raises(ValidationError, match="finite number"):
+        RunConfig.model_validate({**run, "algorithm": {"config": {}}, "pass_reward": value})

@@ -1,0 +1,28 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from agl_core import identity
+from agl_core.preflight import prepare_run
+from deployments.cli import read_config
+from tests.conftest import CALCULATOR
+
+
+def test_a_manifest_will_name_the_code_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    config = read_config(CALCULATOR / "run.yaml", {"ledger": str(tmp_path)})
+    first = prepare_run(config)
+    assert first.record == first.ledger.record()
+    assert not caplog.records
+
+    monkeypatch.setattr(identity, "code", lambda agent: {**first.record.code, "agent_sha256": "00"})
+    monkeypatch.setattr(identity, "packages", lambda: {**first.record.packages, "torch": "0.1"})
+    with caplog.at_level(logging.WARNING):
+        again = prepare_run(config)
+    assert again.record.code["agent_sha256"] == "00"
+    assert again.record.packages["torch"] == "0.1"
+    assert again.ledger.record() == first.record, "the run's own record stays"
+    assert "agent_sha256 was" in caplog.text
+    assert "torch was" in caplog.text
