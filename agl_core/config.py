@@ -68,8 +68,8 @@ class ServingSettings(_Settings):
 
     @model_validator(mode="after")
     def _starts_an_engine(self) -> Self:
-        names = ("max_batch_size", "threads", "startup_timeout_seconds")
-        changed = [n for n in names if getattr(self, n) != type(self).model_fields[n].default]
+        fields = {name: f for name, f in type(self).model_fields.items() if name != "url"}
+        changed = [name for name, f in fields.items() if getattr(self, name) != f.default]
         if self.url is not None and changed:
             raise ValueError(
                 f"{', '.join(changed)}: only for an engine that the run starts; url "
