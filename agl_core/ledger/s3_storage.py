@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import s3fs
+from botocore.exceptions import BotoCoreError
 
 from agl_core.errors import ConflictError, LedgerError
 from agl_core.ledger.storage import check_key
 
-_S3_ERRORS = (OSError, ValueError)  # s3fs translates botocore's errors to OSError or ValueError
+# s3fs translates what the store answers to OSError or ValueError; no answer stays botocore's.
+_S3_ERRORS = (OSError, ValueError, BotoCoreError)
 
 
 class S3Storage:
@@ -57,11 +59,18 @@ class S3Storage:
 
     def exists(self, key: str) -> bool:
         """Say whether the object has been written."""
-        return bool(self._fs.exists(self._path(key)))
+        path = self._path(key)
+        try:
+            return bool(self._fs.exists(path))
+        except _S3_ERRORS as error:
+            raise LedgerError(f"ledger {self.uri}: cannot look for {key}: {error}") from error
 
     def list(self, prefix: str) -> list[str]:
         """Return all keys that start with a prefix ending in `/`, sorted."""
-        found = cast("list[str]", self._fs.find(f"{self._root}/{prefix}"))
+        try:
+            found = cast("list[str]", self._fs.find(f"{self._root}/{prefix}"))
+        except _S3_ERRORS as error:
+            raise LedgerError(f"ledger {self.uri}: cannot list {prefix}: {error}") from error
         return sorted(path.removeprefix(f"{self._root}/") for path in found)
 
     def local_path(self, key: str) -> Path | None:

@@ -61,11 +61,19 @@ class Storage(Protocol):
         ...
 
     def exists(self, key: str) -> bool:
-        """Say whether the key has been written."""
+        """Say whether the key has been written.
+
+        Raises:
+            LedgerError: The store cannot be asked.
+        """
         ...
 
     def list(self, prefix: str) -> list[str]:
-        """Return all keys that start with a prefix ending in `/`, sorted."""
+        """Return all keys that start with a prefix ending in `/`, sorted.
+
+        Raises:
+            LedgerError: The store cannot be asked.
+        """
         ...
 
     def local_path(self, key: str) -> Path | None:

@@ -2,8 +2,10 @@ import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import s3fs
 
 from agl_core.errors import ConfigError, ConflictError, LedgerError
 from agl_core.ledger.storage import Storage, open_storage
@@ -108,3 +110,22 @@ def test_a_local_file_has_the_mode_that_the_users_mask_allows(local_storage: Sto
     assert path is not None
     (path.parent / "plain").touch()
     assert path.stat().st_mode == (path.parent / "plain").stat().st_mode
+
+
+def test_a_bucket_that_does_not_answer_is_a_ledger_error(
+    s3_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    storage: Any = open_storage(s3_uri)
+    fs = s3fs.S3FileSystem(endpoint_url="http://127.0.0.1:9", skip_instance_cache=True)
+    fs.retries = 1
+    monkeypatch.setattr(storage, "_fs", fs)
+    (tmp_path / "file").write_bytes(b"x")
+    for act in (
+        lambda: storage.exists("a"),
+        lambda: storage.list("a/"),
+        lambda: storage.read("a"),
+        lambda: storage.write_once("a", b"x"),
+        lambda: storage.put_file("a", tmp_path / "file"),
+    ):
+        with pytest.raises(LedgerError, match=f"^ledger {s3_uri}: cannot "):
+            act()
