@@ -100,7 +100,7 @@ class RunConfig(_Settings):
     val_data: str | None = None
     """JSON Lines file of the validation set; None validates nothing."""
     algorithm: VerlSettings
-    seed: int = 1
+    seed: int = Field(default=1, ge=0)
     rollout: RolloutSettings = RolloutSettings()
     serving: ServingSettings = ServingSettings()
     min_group_size: int = Field(default=2, ge=2)

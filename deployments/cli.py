@@ -6,7 +6,9 @@ Answers go to standard output, everything else to standard error.
 
 import asyncio
 import logging
+import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +39,7 @@ dataset_app = typer.Typer(no_args_is_help=True, help="Publish versions of datase
 app.add_typer(dataset_app, name="dataset")
 
 STATE_FOLDER = Path(".agl")
+_FAILED_DRAIN_SECONDS = 15.0
 _answers = Console(width=None if sys.stdout.isatty() else 100)
 _log = Console(stderr=True)
 
@@ -79,9 +82,16 @@ def run(
     ):
         from flows.training_run import training_run
 
+        started = datetime.now(UTC)
+
         async def run_and_drain() -> bool:
-            await training_run(settings)
-            return await drain()
+            try:
+                await training_run(settings)
+            except Exception:
+                # A server of ours stops next; what is still on its way there would be lost.
+                await drain(started, deadline_seconds=_FAILED_DRAIN_SECONDS)
+                raise
+            return await drain(started)
 
         if not asyncio.run(run_and_drain()):
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
@@ -165,8 +175,8 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
     if not path.is_file():
         raise ConfigError(f"configuration {path} does not exist")
     try:
-        values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {path} is not YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"configuration {path} must be a mapping of settings")
@@ -202,6 +212,11 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:
         app()
+    except KeyboardInterrupt:
+        _log.print("agl: interrupted; the same command goes on where the ledger ends")
+        # Servers and engines are stopped. Prefect's exit handlers would wait more than a minute
+        # for the server.
+        os._exit(130)
     except ConfigError as error:
         _log.print(f"agl: {error}", style="red", soft_wrap=True, markup=False)
         sys.exit(2)

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from agl_core.errors import TransientError
+from agl_core.errors import ConfigError, TransientError
 from agl_core.lifeline import spawn
 
 # Batch settings measured with Prefect 3.9.1: about three times fewer CPU-seconds for each task run
@@ -43,7 +44,7 @@ CLIENT_SETTINGS = {
 }
 
 _START_SECONDS = 180.0
-_DRAIN_SECONDS = 90.0
+DRAIN_SECONDS = 90.0
 _POLL_SECONDS = 0.5
 _QUIET_POLLS = 3
 
@@ -60,10 +61,13 @@ def prefect_server(
         while_starting: Work to do while the server starts (20 to 30 s with a new home).
 
     Raises:
+        ConfigError: Something else listens on the port.
         TransientError: The server did not answer in time; the message holds the end of its log.
     """
     home = home.resolve()
     port = port or free_port()
+    if not _is_free(port):
+        raise ConfigError(f"port {port} of 127.0.0.1 is in use: choose another one")
     url = f"http://127.0.0.1:{port}/api"
     env = os.environ | SERVER_SETTINGS | {"PREFECT_HOME": str(home), "PREFECT_API_URL": url}
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
@@ -82,10 +86,18 @@ def connected_server(home: Path, while_starting: Callable[[], object]) -> Genera
     """Point this process at the server that `PREFECT_API_URL` names, or at one that is started.
 
     Prefect reads its settings when it is imported: call this before.
+
+    Raises:
+        ConfigError: The named server does not answer.
+        TransientError: The started one did not.
     """
     for name, value in CLIENT_SETTINGS.items():
         os.environ.setdefault(name, value)
     if url := os.environ.get("PREFECT_API_URL"):
+        if not _is_healthy(url):
+            raise ConfigError(
+                f"PREFECT_API_URL={url} does not answer: start that server, or unset the variable"
+            )
         while_starting()
         yield url
         return
@@ -94,19 +106,17 @@ def connected_server(home: Path, while_starting: Callable[[], object]) -> Genera
         yield url
 
 
-async def drain(deadline_seconds: float = _DRAIN_SECONDS) -> bool:
-    """Wait until the server has recorded the end of every task run; False if the deadline passed
-    first.
+async def drain(since: datetime, deadline_seconds: float = DRAIN_SECONDS) -> bool:
+    """Wait until the server has recorded the end of every task run of flow runs that were started
+    since then; False if the deadline passed first.
 
     Task-run rows and states arrive as events, after the flow has ended: recorded is what has no
     unfinished task run and has not grown for a while.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import TaskRunFilter
 
-    unfinished = TaskRunFilter.model_validate(
-        {"state": {"type": {"any_": ["PENDING", "RUNNING", "SCHEDULED"]}}}
-    )
+    flow_runs = {"expected_start_time": {"after_": since.isoformat()}}
+    unfinished = {"state": {"type": {"any_": ["PENDING", "RUNNING", "SCHEDULED"]}}}
     deadline = time.monotonic() + deadline_seconds
     seen, quiet_polls = -1, 0
     async with get_client() as client:
@@ -114,15 +124,17 @@ async def drain(deadline_seconds: float = _DRAIN_SECONDS) -> bool:
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(_POLL_SECONDS)
-            left = await _count_task_runs(client, unfinished)
-            total = await _count_task_runs(client, None)
+            left = await _count_task_runs(client, flow_runs, unfinished)
+            total = await _count_task_runs(client, flow_runs, {})
             quiet_polls = quiet_polls + 1 if (left, total) == (0, seen) else 0
             seen = total
     return True
 
 
-async def _count_task_runs(client: Any, task_run_filter: Any) -> int:
-    body = {"task_runs": task_run_filter.model_dump(mode="json")} if task_run_filter else {}
+async def _count_task_runs(
+    client: Any, flow_runs: dict[str, Any], task_runs: dict[str, Any]
+) -> int:
+    body = {"flow_runs": flow_runs, "task_runs": task_runs}
     answer = await client.request("POST", "/task_runs/count", json=body)
     return int(answer.text)
 
@@ -132,6 +144,16 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _is_healthy(url: str) -> bool:

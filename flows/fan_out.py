@@ -54,14 +54,12 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
                 rollout_set=rollouts.name,
                 claim=rollouts.claim(part).number,
                 model_server=services.server.advertised_url,
+                settings=settings,
             )
             for part in parts
         ]
         ends = await asyncio.gather(
-            *(
-                run_shard(shard, settings, len(part))
-                for shard, part in zip(shards, parts, strict=True)
-            )
+            *(run_shard(shard, len(part)) for shard, part in zip(shards, parts, strict=True))
         )
         reason = next((end for end in ends if end), reason)
     if pending := rollouts.unfinished():

@@ -15,31 +15,31 @@ _EVENT_SECONDS = 30
 """The end of a run is told by an event; one that was lost is noticed after this long."""
 
 
-async def run_shard(shard: ShardRef, settings: RolloutSettings, num_rollouts: int) -> str:
+async def run_shard(shard: ShardRef, num_rollouts: int) -> str:
     """Run a shard to its end, however it ends, and return why it did not complete; empty if it did.
 
     What its rollouts gave is in the ledger, and only there.
 
     Args:
         shard: What to run.
-        settings: Of the run; `deployment` says where.
         num_rollouts: Of the shard, for its deadline.
     """
-    if settings.deployment is None:
+    if shard.settings.deployment is None:
         # Prefect's overloads know nothing of return_state for async flows.
         in_process: Any = rollout_shard
         state = await in_process(shard, return_state=True)
     else:
-        state = await _run_on_pool(shard, settings, num_rollouts)
+        state = await _run_on_pool(shard, num_rollouts)
     return "" if state.is_completed() else f"shard {shard.name}: {state.name}: {state.message}"
 
 
-async def _run_on_pool(shard: ShardRef, settings: RolloutSettings, num_rollouts: int) -> Any:
+async def _run_on_pool(shard: ShardRef, num_rollouts: int) -> Any:
     """Start the shard's flow run once (the name is its idempotency key) and wait for a final state.
 
     Raises:
         TimeoutError: It has no final state by the deadline; the message says in which it is.
     """
+    settings = shard.settings
     assert settings.deployment is not None
     run = await arun_deployment(
         settings.deployment,

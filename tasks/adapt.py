@@ -39,6 +39,7 @@ def adapt(ref: IterationRef) -> StageRecord:
         triplets,
         max_prompt_length=limits.max_prompt_length,
         max_response_length=limits.max_response_length,
+        temperature=limits.temperature,
         min_group_size=run.config.min_group_size,
     )
     coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, rows)

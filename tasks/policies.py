@@ -7,14 +7,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
-from agl_core.errors import RolloutFailed, TransientError
+from agl_core.errors import RolloutFailed, TransientError, UpstreamError
 
 
 async def is_transient(task: Any, task_run: Any, state: Any) -> bool:
     """Say whether another try of a stage may work (Prefect's retry condition)."""
     del task, task_run
     error = await state.result(raise_on_failure=False)
-    return isinstance(error, TransientError)
+    return isinstance(error, TransientError | UpstreamError)
 
 
 def retries_kinds(kinds: frozenset[str]) -> Any:

@@ -41,10 +41,14 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Longest rows that an algorithm takes, in tokens."""
+    """Which rows an algorithm takes."""
 
     max_prompt_length: int
+    """Tokens."""
     max_response_length: int
+    """Tokens."""
+    temperature: float
+    """Log-probs are compared at this sampling temperature; another one is not comparable."""
 
 
 class IterativeAlgorithm(ABC, Generic[StateT]):

@@ -160,10 +160,6 @@ class RolloutSet:
                 counts = [latest[index] == claim for index in table["index"].to_pylist()]
                 yield table.filter(pa.array(counts, pa.bool_()))
 
-    def file_keys(self) -> list[str]:
-        """Return the keys of everything in the set, complete flushes or not."""
-        return self.storage.list(self.prefix)
-
     def _claim_key(self, number: int) -> str:
         return f"{self.prefix}claims/{number:04d}.json"
 

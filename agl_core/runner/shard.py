@@ -12,9 +12,10 @@ A kill therefore costs at most the rollouts of one flush window.
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,6 +39,8 @@ from agl_core.tracer.otel import OtelTracer
 from agl_core.types.outcome import AttemptOutcome
 from agl_core.types.resources import ProxyLLM
 
+logger = logging.getLogger(__name__)
+
 FlushListener = Callable[[int, int], Awaitable[None]]
 """Called after each flush with the rollouts flushed so far and those expected."""
 
@@ -54,6 +57,8 @@ class ShardRef(BaseModel):
     claim: int
     model_server: str
     """Base URL of the engine server, without `/v1`."""
+    settings: RolloutSettings
+    """As the run was started this time."""
 
     @property
     def name(self) -> str:
@@ -69,12 +74,11 @@ class Shard:
         ref: ShardRef,
         rollouts: RolloutSet,
         requests: list[dict[str, Any]],
-        settings: RolloutSettings,
         agent: FunctionalLitAgent,
     ) -> None:
         self.ref = ref
-        self.settings = settings
-        self.slots = asyncio.Semaphore(settings.concurrency)
+        self.settings = ref.settings
+        self.slots = asyncio.Semaphore(ref.settings.concurrency)
         """Rollouts that run at once."""
         self._rollouts = rollouts
         self._requests = {request["index"]: request for request in requests}
@@ -151,15 +155,19 @@ class Shard:
 
     @asynccontextmanager
     async def flushing(self, on_flush: FlushListener) -> AsyncGenerator[None]:
-        """Flush what is ready while the block runs, and the rest at its end, even if it fails."""
-        flusher = asyncio.create_task(self._flush_regularly(on_flush))
+        """Flush what is ready while the block runs, and the rest at its end, even if it fails.
+
+        Raises:
+            LedgerError: The last flush could not be written.
+        """
+        stopping = asyncio.Event()
+        flusher = asyncio.create_task(self._flush_regularly(on_flush, stopping))
         try:
             yield
         finally:
-            flusher.cancel()
-            await asyncio.gather(flusher, return_exceptions=True)
-            if not flusher.cancelled() and (error := flusher.exception()):
-                raise LedgerError(f"shard {self.ref.name} could not flush: {error}") from error
+            stopping.set()
+            self._wake.set()
+            await flusher  # a flush that is under way ends first
             await self._flush(on_flush)
 
     @asynccontextmanager
@@ -177,26 +185,40 @@ class Shard:
             self._llm = proxy.as_resource(resources.policy.version, resources.sampling_parameters)
             yield
 
-    async def _flush_regularly(self, on_flush: FlushListener) -> None:
-        while True:
-            try:
+    async def _flush_regularly(self, on_flush: FlushListener, stopping: asyncio.Event) -> None:
+        """Flush every window until told to stop; what could not be written stays for the next."""
+        while not stopping.is_set():
+            with suppress(TimeoutError):  # the usual case: the window has passed
                 async with asyncio.timeout(self.settings.flush_seconds):
                     await self._wake.wait()
-            except TimeoutError:
-                pass  # the usual case: the window has passed
-            await asyncio.shield(self._flush(on_flush))
+            try:
+                await self._flush(on_flush)
+            except LedgerError as error:
+                logger.warning("shard=%s could not flush, will try again: %s", self.ref.name, error)
 
     async def _flush(self, on_flush: FlushListener) -> None:
-        """Write one chunk with every rollout that has ended since the last one."""
+        """Write one chunk with every rollout that has ended since the last one.
+
+        Raises:
+            LedgerError: It could not be written; its rollouts are ready again.
+        """
         self._wake.clear()
         indices, self._ready = self._ready, []
         if not indices:
             return
         self._num_chunks += 1
         results = {index: self._attempts.pop(index) for index in indices}
-        await asyncio.to_thread(self._write_chunk, self._num_chunks, results)
+        try:
+            await asyncio.to_thread(self._write_chunk, self._num_chunks, results)
+        except BaseException:
+            self._ready = indices + self._ready
+            self._attempts |= results
+            raise
         self._num_flushed += len(indices)
-        await on_flush(self._num_flushed, len(self._requests))
+        try:
+            await on_flush(self._num_flushed, len(self._requests))
+        except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
+            logger.warning("shard=%s could not show its progress: %s", self.ref.name, error)
 
     def _write_chunk(self, number: int, results: dict[int, list[AttemptResult]]) -> None:
         spans = [
@@ -248,12 +270,12 @@ async def open_shard(ref: ShardRef) -> AsyncGenerator[Shard]:
         LedgerError: The run, the claim or the requests cannot be read.
     """
     ledger = open_run(ref.ledger, ref.run_id)
-    config = ledger.record().config
+    agent = load_agent(ledger.record().config.agent)
     rollouts = RolloutSet(ledger.iteration(ref.iteration), ref.rollout_set)
     claimed = set(rollouts.read_claim(ref.claim).indices)
     table = rollouts.read_requests()
     requests = [row for row in table.to_pylist() if row["index"] in claimed]
-    shard = Shard(ref, rollouts, requests, config.rollout, load_agent(config.agent))
+    shard = Shard(ref, rollouts, requests, agent)
     token = _current.set(shard)
     try:
         async with shard.serving():

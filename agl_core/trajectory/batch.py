@@ -13,17 +13,24 @@ from agl_core.types.outcome import DropReason
 
 
 def build_rows(
-    triplets: pa.Table, *, max_prompt_length: int, max_response_length: int, min_group_size: int
+    triplets: pa.Table,
+    *,
+    max_prompt_length: int,
+    max_response_length: int,
+    temperature: float,
+    min_group_size: int,
 ) -> pa.Table:
     """Return one batch row for each triplet, with the reason where it does not reach the loss.
 
-    A row is dropped where its prompt or its response is too long; then every row of a group in
+    A row is dropped where its prompt or its response is too long, or where the agent sampled it at
+    another temperature; then every row of a group in
     which fewer than `min_group_size` rollouts are left with a row.
 
     Args:
         triplets: Schema `TRIPLETS`.
         max_prompt_length: Tokens.
         max_response_length: Tokens.
+        temperature: Of the run; a call without one was sampled at 1.
         min_group_size: Rollouts.
 
     Returns:
@@ -34,6 +41,8 @@ def build_rows(
     reasons = np.full(num_rows, None, dtype=object)
     prompt_lengths = _lengths(triplets["prompt_ids"])
     response_lengths = _lengths(triplets["response_ids"])
+    sampled_at = pc.fill_null(triplets["temperature"], 1.0).to_numpy()
+    reasons[sampled_at != temperature] = DropReason.OTHER_TEMPERATURE.value
     reasons[response_lengths > max_response_length] = DropReason.RESPONSE_TOO_LONG.value
     reasons[prompt_lengths > max_prompt_length] = DropReason.PROMPT_TOO_LONG.value
 

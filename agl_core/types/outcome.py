@@ -58,7 +58,8 @@ class DropReason(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     RESPONSE_TOO_LONG = "response_too_long"
     GROUP_TOO_SMALL = "group_too_small"
-    EQUAL_REWARDS = "equal_rewards"
+    OTHER_TEMPERATURE = "other_temperature"
+    """The agent sampled at another temperature than the run's."""
 
 
 class Coverage(BaseModel):

@@ -89,9 +89,11 @@ class VERL(IterativeAlgorithm[VERLState]):
 
     @property
     def batch_limits(self) -> BatchLimits:
-        """VERL's `data.max_prompt_length` and `data.max_response_length`."""
-        data = self.config.data
-        return BatchLimits(data.max_prompt_length, data.max_response_length)
+        """VERL's `data.max_prompt_length`, `data.max_response_length` and `rollout.temperature`."""
+        data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
+        return BatchLimits(
+            data.max_prompt_length, data.max_response_length, float(rollout.temperature)
+        )
 
     def num_iterations(self, state: VERLState) -> int:
         """Return the updates of the whole run."""

@@ -14,6 +14,7 @@ def build(
         make_triplets(*rows),
         max_prompt_length=max_prompt,
         max_response_length=max_response,
+        temperature=1.0,
         min_group_size=min_group,
     )
     return table.to_pylist()
@@ -54,6 +55,15 @@ def test_a_group_of_one_is_dropped_whole():
 def test_a_group_shrinks_by_its_long_rows():
     rows = build({"index": 0, "group": 0, "prompt_ids": list(range(9))}, {"index": 1, "group": 0})
     assert reasons(rows) == ["prompt_too_long", "group_too_small"]
+
+
+def test_calls_at_another_temperature_are_dropped():
+    rows = build(
+        {"index": 0, "group": 0, "temperature": 0.0},
+        {"index": 0, "group": 0, "call_index": 1, "temperature": None},  # a server's default is 1
+        {"index": 1, "group": 0, "temperature": 1.0},
+    )
+    assert reasons(rows) == ["other_temperature", None, None]
 
 
 def test_no_triplets_give_no_rows():
