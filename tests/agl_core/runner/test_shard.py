@@ -1,0 +1,135 @@
+"""A shard's flushes: what ended is written, whatever the storage and the display do."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from agl_core.config import RolloutSettings
+from agl_core.errors import LedgerError
+from agl_core.ledger.rollout_set import Chunk, RolloutSet
+from agl_core.ledger.stages import IterationLedger
+from agl_core.ledger.storage import open_storage
+from agl_core.litagent.decorator import as_agent
+from agl_core.runner.shard import Shard, ShardRef
+from agl_core.types.resources import LLM
+from tests.agents import asks_once
+from tests.builders import POLICY, make_requests
+from tests.fakes import ScriptedModelServer
+
+
+class FaultySet(RolloutSet):
+    """A set whose storage is slow, and refuses some writes first."""
+
+    delay_seconds = 0.0
+    num_refusals = 0
+
+    def put_chunk(self, claim: int, number: int, spans: pa.Table, outcomes: pa.Table) -> Chunk:
+        time.sleep(self.delay_seconds)
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise LedgerError("no space left")
+        return super().put_chunk(claim, number, spans, outcomes)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedModelServer]:
+    with ScriptedModelServer(model="v000000") as running:
+        yield running
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path) -> FaultySet:
+    found = FaultySet(IterationLedger(open_storage(str(tmp_path)), "run", 0), "train")
+    requests = make_requests(6).to_pylist()
+    rows = [row | {"input": '{"question": "1+1?"}'} for row in requests]
+    table = pa.Table.from_pylist(rows, schema=make_requests(0).schema)
+    found.write_requests(table, POLICY, {"max_tokens": 4})
+    found.claim(range(6))
+    return found
+
+
+def make_shard(rollouts: RolloutSet, server: ScriptedModelServer, **settings: Any) -> Shard:
+    def agent(task: Any, llm: LLM) -> float:
+        return asks_once(task, llm)
+
+    ref = ShardRef(
+        ledger=rollouts.storage.uri,
+        run_id="run",
+        iteration=0,
+        rollout_set="train",
+        claim=1,
+        model_server=server.base_url.removesuffix("/v1"),
+        settings=RolloutSettings(**{"flush_seconds": 0.05, "flush_rollouts": 2} | settings),
+    )
+    return Shard(ref, rollouts, rollouts.read_requests().to_pylist(), as_agent(agent))
+
+
+async def run_all(shard: Shard, on_flush: Any = None) -> list[tuple[int, int]]:
+    """Run every rollout once; return what the display was told."""
+    shown: list[tuple[int, int]] = []
+
+    async def show(done: int, expected: int) -> None:
+        shown.append((done, expected))
+
+    async with shard.serving(), shard.flushing(on_flush or show):
+        for index in shard.indices:
+            await shard.run_attempt(index, attempt=1)
+            shard.finish(index)
+    return shown
+
+
+async def test_everything_is_written_when_the_shard_ends(rollouts: FaultySet, server):
+    shown = await run_all(make_shard(rollouts, server))
+    assert rollouts.unfinished() == []
+    assert shown[-1] == (6, 6)
+
+
+async def test_a_flush_under_way_is_waited_for(rollouts: FaultySet, server):
+    rollouts.delay_seconds = 0.4
+    await run_all(make_shard(rollouts, server))
+    assert rollouts.unfinished() == []
+
+
+async def test_what_could_not_be_written_is_written_with_the_next_flush(
+    rollouts: FaultySet, server, caplog: pytest.LogCaptureFixture
+):
+    rollouts.num_refusals = 1
+    await run_all(make_shard(rollouts, server))
+    assert rollouts.unfinished() == []
+    assert "could not flush, will try again: no space left" in caplog.text
+
+
+async def test_a_shard_that_cannot_write_at_all_fails(rollouts: FaultySet, server):
+    rollouts.num_refusals = 1000
+    with pytest.raises(LedgerError, match="no space left"):
+        await run_all(make_shard(rollouts, server))
+    assert rollouts.unfinished() == list(range(6))
+
+
+async def test_a_display_that_fails_costs_no_rollout(
+    rollouts: FaultySet, server, caplog: pytest.LogCaptureFixture
+):
+    async def broken(done: int, expected: int) -> None:
+        raise ConnectionError("the UI is gone")
+
+    await run_all(make_shard(rollouts, server), broken)
+    assert rollouts.unfinished() == []
+    assert "could not show its progress: the UI is gone" in caplog.text
+
+
+async def test_finished_rollouts_are_written_even_if_the_shard_breaks(rollouts: FaultySet, server):
+    shard = make_shard(rollouts, server, flush_seconds=60.0, flush_rollouts=100)
+
+    async def show(done: int, expected: int) -> None:
+        del done, expected
+
+    with pytest.raises(RuntimeError, match="broken"):
+        async with shard.serving(), shard.flushing(show):
+            await shard.run_attempt(0, attempt=1)
+            shard.finish(0)
+            raise RuntimeError("broken")
+    assert rollouts.unfinished() == [1, 2, 3, 4, 5]
