@@ -127,11 +127,18 @@ def plain_line(manifest: Manifest) -> str:
     return (
         f"iteration {manifest.iteration}: reward {_number(manifest.rewards.mean_reward)}"
         f" ({_notes(manifest.rewards)}), validation {scored or 'none'}, "
-        f"trained {manifest.coverage.trained}/{manifest.coverage.expected}, "
+        f"trained {manifest.coverage.trained}/{manifest.coverage.expected}{_reasons(manifest)}, "
         f"KL {_number(manifest.update.get('actor/ppo_kl'), '{:.4f}')}, "
         f"grad norm {_number(manifest.update.get('actor/grad_norm'))}, "
         f"{sum(manifest.cost.stage_seconds.values()):.1f} s"
     )
+
+
+def _reasons(manifest: Manifest) -> str:
+    """Return why rollouts were not trained, by count; empty where all were."""
+    reasons = manifest.coverage.reasons
+    text = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return f" ({text})" if text else ""
 
 
 def _scored(summary: RewardSummary) -> str:

@@ -40,6 +40,7 @@ app.add_typer(dataset_app, name="dataset")
 
 STATE_FOLDER = Path(".agl")
 _FAILED_DRAIN_SECONDS = 15.0
+_QUIET_LOGGERS = ("prefect", "EventsWorker", "agl_core.runner.rollout")
 _answers = Console(width=None if sys.stdout.isatty() else 100)
 _log = Console(stderr=True)
 
@@ -68,7 +69,9 @@ def run(
         raise ConfigError(str(error)) from error
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
         _show(prepared.ledger, settings.run_id)
-        _answers.print(f"Run {settings.run_id} is complete. Start another one with --run-id NAME.")
+        _answers.print(
+            f"Run {settings.run_id} is complete. Start another one with --run-id NAME (make demo RUN=NAME)."
+        )
         return
     from deployments.server import connected_server, drain
 
@@ -199,9 +202,15 @@ def _show(ledger: RunLedger, run_id: str) -> None:
 
 
 def _log_to_stderr() -> None:
-    """Show warnings, also of libraries that set their own loggers to a lower level."""
+    """Show warnings, also of libraries that set their own loggers to a lower level.
+
+    Not those of single flow runs and rollouts: they are in the Prefect UI and in the ledger, the
+    summary of an iteration counts them, and an error that ends the run is shown at its end.
+    """
+    logging.getLogger("agl_core").setLevel(logging.INFO)
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: not record.name.startswith(_QUIET_LOGGERS))
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
 

@@ -1,6 +1,6 @@
 """N iterations of one run, continued from where the ledger ends."""
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
@@ -46,10 +46,11 @@ async def training_run(
     committed = run.ledger.committed()
     for number in range(committed):
         progress.report(progress.IterationCommitted(run.ledger.manifest(number)))
-    if not run.algorithm.done(run.state_after(committed)):
-        async with context.opened(run):
-            committed = await _iterate(run, committed)
-    plot(run.ledger)
+    with tags(run.ledger.run_id):
+        if not run.algorithm.done(run.state_after(committed)):
+            async with context.opened(run):
+                committed = await _iterate(run, committed)
+        await plot(run.ledger)
     return RunSummary(run_id=run.ledger.run_id, ledger=run.ledger.storage.uri, iterations=committed)
 
 

@@ -19,7 +19,7 @@ from tasks.policies import ledger_task
 from tasks.propose import TRAIN_SET
 
 
-@ledger_task(name="adapt")
+@ledger_task(name="adapt", task_run_name="adapt")
 def adapt(ref: IterationRef) -> StageRecord:
     """Write `triplets` and `batch` from the collected tables, and count what became of
     everything.

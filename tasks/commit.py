@@ -10,7 +10,7 @@ from tasks.context import IterationRef
 from tasks.policies import ledger_task
 
 
-@ledger_task(name="commit")
+@ledger_task(name="commit", task_run_name="commit")
 def commit(ref: IterationRef, prefect: dict[str, Any]) -> str:
     """Write the manifest and return its key; an iteration that has one is left as it is."""
     iteration = ref.open()

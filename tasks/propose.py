@@ -14,7 +14,7 @@ from tasks.policies import ledger_task
 TRAIN_SET = "train"
 
 
-@ledger_task(name="propose")
+@ledger_task(name="propose", task_run_name="propose")
 def propose(ref: IterationRef) -> StageRecord:
     """Write the proposal and the state it came from; a rerun finds them."""
     iteration = ref.open()

@@ -9,7 +9,7 @@ from tasks.policies import ledger_task
 from tasks.propose import TRAIN_SET, open_set, read_proposal
 
 
-@ledger_task(name="publish")
+@ledger_task(name="publish", task_run_name="publish")
 def publish(ref: IterationRef) -> StageRecord:
     """Write requests and resources of the training rollouts."""
     iteration = ref.open()

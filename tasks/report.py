@@ -9,7 +9,7 @@ from tasks.context import IterationRef
 from tasks.policies import ledger_task
 
 
-@ledger_task(name="report")
+@ledger_task(name="report", task_run_name="report")
 async def report(ref: IterationRef) -> None:
     """Show an iteration's manifest as a page of the run."""
     await acreate_markdown_artifact(
@@ -73,10 +73,11 @@ def _coverage_row(coverage: Coverage) -> str:
 def _reward_row(label: str, summary: RewardSummary) -> str:
     notes = ", ".join(f"{name} {value:.2f}" for name, value in summary.annotations.items())
     return (
-        f"| {label} | {summary.policy_version} | {_number(summary.mean_reward)} | "
-        f"{_number(summary.pass_rate)} | {summary.rewarded} of {summary.expected} | {notes} |"
+        f"| {label} | {summary.policy_version} | {number(summary.mean_reward)} | "
+        f"{number(summary.pass_rate)} | {summary.rewarded} of {summary.expected} | {notes} |"
     )
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return a number for a table; `none` where there is none."""
     return "none" if value is None else f"{value:.3f}"

@@ -20,7 +20,7 @@ from tasks.policies import ledger_task
 from tasks.propose import state_before
 
 
-@ledger_task(name="update")
+@ledger_task(name="update", task_run_name="update")
 async def update(ref: IterationRef) -> StageRecord:
     """Run one update step on the rows that reach the loss, and keep a checkpoint.
 
@@ -52,7 +52,7 @@ async def update(ref: IterationRef) -> StageRecord:
     return iteration.finished("update")
 
 
-@ledger_task(name="export")
+@ledger_task(name="export", task_run_name="export")
 async def export(ref: IterationRef) -> StageRecord:
     """Write the policy version that the update made."""
     iteration = ref.open()

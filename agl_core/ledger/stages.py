@@ -8,6 +8,7 @@ runs/<run_id>/iterations/000003/
     manifest.json            written last of all
 """
 
+import logging
 import os
 import shutil
 import socket
@@ -24,6 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from agl_core.ledger import files
 from agl_core.ledger.storage import Storage
 from agl_core.types.training import FileRef, FolderRef
+
+logger = logging.getLogger(__name__)
 
 STAGES = (
     "propose",
@@ -175,6 +178,14 @@ class IterationLedger:
                 pid=os.getpid(),
             )
             files.put_json(self.storage, self._record_key(stage), record.model_dump(mode="json"))
+            logger.info(
+                "run=%s iteration=%d stage=%s done in %.1f s: %s",
+                self.run_id,
+                self.iteration,
+                stage,
+                record.seconds,
+                record.values,
+            )
         finally:
             # A thread that a cancellation left behind may still write there.
             shutil.rmtree(local, ignore_errors=True)

@@ -114,6 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         serve(create_app(engine, token), options.host, options.port, options.address_file)
+    except KeyboardInterrupt:  # uvicorn has shut down, and raises what it was stopped by
+        logger.info("stopped")
     finally:
         engine.close()
     return 0

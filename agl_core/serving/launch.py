@@ -45,7 +45,7 @@ class ModelServer:
         self,
         url: str,
         process: ChildProcess | None,
-        cache: Path,
+        private: "tempfile.TemporaryDirectory[str]",
         advertised_host: str | None = None,
     ) -> None:
         self.url = url
@@ -53,8 +53,7 @@ class ModelServer:
         self.advertised_url = _with_host(url, advertised_host) if advertised_host else url
         """The same server as shards on other machines reach it."""
         self._process = process
-        self._cache = cache.resolve()
-        self._cache.mkdir(parents=True, exist_ok=True)
+        self._private = private
 
     @classmethod
     def start(cls, settings: ServingSettings, base: PolicyRef, folder: Path) -> Self:
@@ -70,20 +69,23 @@ class ModelServer:
             UpstreamError: The engine ended or did not answer in time; the message holds the end of
                 its log.
         """
+        folder = folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        # Readable by this user alone, and gone when the server is stopped.
+        private = tempfile.TemporaryDirectory(prefix="engine-", dir=folder)
         if settings.url is not None:
             check_server(settings.url)
-            return cls(settings.url.rstrip("/"), None, folder)
+            return cls(settings.url.rstrip("/"), None, private)
         assert base.path is not None, "a run starts from a policy on this machine's disk"
-        folder.mkdir(parents=True, exist_ok=True)
-        private = Path(tempfile.mkdtemp(dir=folder))  # readable by this user alone
-        address = private / "address"
+        address = Path(private.name, "address")
         command = [sys.executable, "-m", "agl_core.serving.engine_main"]
         command += ["--model", base.path, "--version", base.version, "--port", "0"]
         command += ["--address-file", str(address), "--threads", str(settings.threads)]
         command += ["--max-batch-size", str(settings.max_batch_size), "--host", settings.host]
         if token := env_var.engine_token():
-            (private / "token").write_text(token.get_secret_value())
-            command += ["--token-file", str(private / "token")]
+            token_file = Path(private.name, "token")
+            token_file.write_text(token.get_secret_value())
+            command += ["--token-file", str(token_file)]
         elif settings.host not in _LOOPBACK:
             raise ConfigError(
                 f"serving.host {settings.host} is open to other machines: set a token in "
@@ -96,7 +98,7 @@ class ModelServer:
                 process.stop()
                 raise UpstreamError(f"the model engine did not start:\n{process.log_tail()}")
             time.sleep(0.05)
-        return cls(address.read_text().strip(), process, folder, settings.advertised_host)
+        return cls(address.read_text().strip(), process, private, settings.advertised_host)
 
     def serve(self, policy: PolicyRef, storage: Storage) -> None:
         """Have the server answer with this policy; returns once it does.
@@ -108,7 +110,7 @@ class ModelServer:
         served = self._served()
         if (served["version"], served["weights_digest"]) == (policy.version, policy.weights_digest):
             return
-        with tempfile.TemporaryDirectory(prefix="policy-", dir=self._cache) as fetched:
+        with tempfile.TemporaryDirectory(prefix="policy-", dir=self._private.name) as fetched:
             folder = policy.path
             if policy.folder is not None:
                 folder = str(files.fetch_folder(storage, policy.folder, Path(fetched)))
@@ -129,6 +131,7 @@ class ModelServer:
         """End the engine, if it was started here."""
         if self._process is not None:
             self._process.stop()
+        self._private.cleanup()
 
     def __enter__(self) -> Self:
         return self
