@@ -34,7 +34,7 @@ def run_report(ledger: RunLedger, manifests: list[Manifest]) -> str:
         f"# {ledger.run_id}",
         f"Ledger: `{ledger.storage.uri}/{ledger.prefix}`; reward plot: `{ledger.plot_key}`",
         "",
-        "| iteration | policy | mean reward | validation | trained | not trained | content digest |",
+        "| iteration | policy | mean reward | validation | trained | not trained | digest |",
         "|---|---|---|---|---|---|---|",
     ]
     for manifest in manifests:
