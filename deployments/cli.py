@@ -70,7 +70,8 @@ def run(
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
         _show(prepared.ledger, settings.run_id)
         _answers.print(
-            f"Run {settings.run_id} is complete. Start another one with --run-id NAME (make demo RUN=NAME)."
+            f"Run {settings.run_id} is complete. Start another one with --run-id NAME "
+            "(make demo RUN=NAME)."
         )
         return
     from deployments.server import connected_server, drain
