@@ -50,7 +50,6 @@ def run(
     values = config.model_dump() | {
         "algorithm": {"type": "verl", "config": verl},
         "val_data": None,
-        "rollout": {"timeout_seconds": 600},
     }
     yield train(RunConfig.model_validate(values))
     shutil.rmtree(folder)  # 4 GB
