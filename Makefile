@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` trains the example agent, `make test` runs the tests.
+# Two commands on a fresh machine: `make demo` trains an example agent, `make test` runs the tests.
 # Both create .venv and install what they need; a second run finds it done.
 
 PYTHON ?= python3
@@ -6,11 +6,20 @@ PYTHON ?= python3
 # several GB; PyTorch's install page says how to get the CPU build, and TORCH takes any pip requirement,
 # for example TORCH=./torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl.
 TORCH ?= torch==2.13.0
-RUN ?= calculator
+# What the demo trains: calculator, smollm2, or a local Hugging Face folder.
+MODEL ?= calculator
 PORT ?= 4200
 
-# Several torch threads only get into each other's way on a model as small as the demo's.
+ifeq ($(MODEL),calculator)
+DEMO := examples/calculator/run.yaml
+# Several torch threads only get into each other's way on a model as small as this one.
 export OMP_NUM_THREADS ?= 1
+else ifeq ($(MODEL),smollm2)
+DEMO := examples/word_problems/run.yaml
+FETCHED := .agl/models/smollm2-135m-instruct
+else
+DEMO := examples/word_problems/run.yaml --model $(MODEL)
+endif
 
 BIN := .venv/bin
 READY := .venv/ready
@@ -31,8 +40,11 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'
 	touch $(READY)
 
-demo: $(READY)  ## Train the calculator agent and show how it gets better (RUN=name for another run).
-	$(BIN)/agl run examples/calculator/run.yaml --run-id $(RUN)
+demo: $(READY) $(FETCHED)  ## Train an agent and show how it gets better (MODEL=smollm2, RUN=name for another run).
+	$(BIN)/agl run $(DEMO) $(if $(RUN),--run-id $(RUN))
+
+.agl/models/smollm2-135m-instruct: | $(READY)
+	$(BIN)/python -m examples.word_problems.fetch_model
 
 ui: $(READY)  ## Open the Prefect UI on the recorded runs (PORT=4200).
 	$(BIN)/agl ui --port $(PORT)

@@ -55,6 +55,9 @@ def run(
     ledger: Annotated[
         str | None, typer.Option(help="Use this ledger instead of the file's.")
     ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Train this Hugging Face folder instead of the file's.")
+    ] = None,
 ) -> None:
     """Train an agent; a run that was interrupted goes on where its ledger ends.
 
@@ -63,6 +66,8 @@ def run(
     Example: agl run examples/calculator/run.yaml --run-id my-run
     """
     settings = read_config(config, {"run_id": run_id, "ledger": ledger})
+    if model is not None:
+        settings = with_model(settings, model)
     try:
         prepared = prepare_run(settings)
     except AglError as error:  # whatever it is, nothing has been started
@@ -192,6 +197,19 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
             f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()
         )
         raise ConfigError(f"configuration {path}: {problems}") from error
+
+
+def with_model(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the configuration with another policy to start from.
+
+    Raises:
+        ConfigError: A key of the algorithm's settings is set twice.
+    """
+    from agl_core.algorithm.verl.config import normalise  # hydra takes a moment
+
+    settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
+    algorithm = config.algorithm.model_copy(update={"config": settings})
+    return config.model_copy(update={"algorithm": algorithm})
 
 
 def _show(ledger: RunLedger, run_id: str) -> None:

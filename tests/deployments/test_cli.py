@@ -89,6 +89,13 @@ def test_an_address_that_is_no_engine_is_said(tmp_path: Path, s3_server: str):
     assert "is an engine server running there?" in done.stderr
 
 
+def test_the_option_for_the_model_replaces_the_files(tmp_path: Path):
+    done = agl("run", str(write_config(tmp_path)), "--model", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert f"model folder {tmp_path / 'none'} does not exist" in done.stderr.replace("\n", "")
+    assert not (tmp_path / "ledger").exists()
+
+
 def test_a_run_that_is_not_there_is_said(tmp_path: Path):
     done = agl("ledger", "show", "nothing", "--ledger", str(tmp_path))
     assert done.returncode == 2
