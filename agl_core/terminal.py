@@ -3,7 +3,6 @@ iteration.
 """
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.box import SIMPLE_HEAD
@@ -60,12 +59,7 @@ class RunDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._live.stop()
 
 
