@@ -68,12 +68,19 @@ class ModelServer:
             UpstreamError: The engine ended or did not answer in time; the message holds the end of
                 its log.
         """
+        token = env_var.engine_token()
+        if settings.host not in _LOOPBACK and token is None:
+            raise ConfigError(
+                f"serving.host {settings.host} is open to other machines: set a token in "
+                f"{env_var.ENGINE_TOKEN}, here and where shards run"
+            )
+        if settings.url is not None:
+            check_server(settings.url)
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         # Readable by this user alone, and gone when the server is stopped.
         private = tempfile.TemporaryDirectory(prefix="engine-", dir=folder)
         if settings.url is not None:
-            check_server(settings.url)
             return cls(settings.url.rstrip("/"), None, private)
         assert base.path is not None, "a run starts from a policy on this machine's disk"
         address = Path(private.name, "address")
@@ -81,20 +88,16 @@ class ModelServer:
         command += ["--model", base.path, "--version", base.version, "--port", "0"]
         command += ["--address-file", str(address), "--threads", str(settings.threads)]
         command += ["--max-batch-size", str(settings.max_batch_size), "--host", settings.host]
-        if token := env_var.engine_token():
+        if token is not None:
             token_file = Path(private.name, "token")
             token_file.write_text(token.get_secret_value())
             command += ["--token-file", str(token_file)]
-        elif settings.host not in _LOOPBACK:
-            raise ConfigError(
-                f"serving.host {settings.host} is open to other machines: set a token in "
-                f"{env_var.ENGINE_TOKEN}, here and where shards run"
-            )
         process = spawn(command, folder / "engine.log")
         deadline = time.monotonic() + settings.startup_timeout_seconds
         while not address.exists():
             if not process.is_running or time.monotonic() > deadline:
                 process.stop()
+                private.cleanup()
                 raise UpstreamError(f"the model engine did not start:\n{process.log_tail()}")
             time.sleep(0.05)
         return cls(address.read_text().strip(), process, private, settings.advertised_host)

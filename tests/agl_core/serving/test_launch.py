@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -7,9 +8,14 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from agl_core.config import ServingSettings
+from agl_core.env_var import ENGINE_TOKEN
+from agl_core.errors import ConfigError
+from agl_core.identity import base_model
 from agl_core.llm_proxy.server import ThreadedServer
 from agl_core.serving.launch import ModelServer
 from tests.builders import POLICY
+
+CALCULATOR_POLICY = "examples/calculator/policy"
 
 
 async def metrics(request: Request) -> JSONResponse:
@@ -33,3 +39,26 @@ def test_a_proxy_of_the_environment_is_not_asked(
         ModelServer.start(ServingSettings(url=proxied.url), POLICY, tmp_path) as server,
     ):
         assert server.metrics() == {"requests_total": 3}
+
+
+def test_an_engine_open_to_other_machines_needs_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(ENGINE_TOKEN, raising=False)
+    base = base_model(CALCULATOR_POLICY).policy
+    with pytest.raises(ConfigError, match=r"serving\.host 0\.0\.0\.0 is open .* AGL_ENGINE_TOKEN"):
+        ModelServer.start(ServingSettings(host="0.0.0.0"), base, tmp_path)
+    assert not (tmp_path / "engine.log").exists()
+
+
+def test_the_token_is_asked_for_sent_and_kept_out_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(ENGINE_TOKEN, "only-for-us")
+    settings = ServingSettings(advertised_host="engine.example")
+    with ModelServer.start(settings, base_model(CALCULATOR_POLICY).policy, tmp_path) as server:
+        assert httpx.get(f"{server.url}/policy").status_code == 401
+        assert server.metrics()["requests_total"] == 0
+        assert server.advertised_url == server.url.replace("127.0.0.1", "engine.example")
+    assert "only-for-us" not in (tmp_path / "engine.log").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.log"]
