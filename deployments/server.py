@@ -40,6 +40,8 @@ CLIENT_SETTINGS = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "agl_core",
+    # The proxy and other threads log outside any flow run.
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_CLI_PROMPT": "false",
 }
 
