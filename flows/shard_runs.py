@@ -1,6 +1,7 @@
 """Start one shard, in this process or through a deployment on a work pool, and wait for its end."""
 
 import time
+import uuid
 from typing import Any
 
 from prefect.deployments import arun_deployment
@@ -34,7 +35,7 @@ async def run_shard(shard: ShardRef, num_rollouts: int) -> str:
 
 
 async def _run_on_pool(shard: ShardRef, num_rollouts: int) -> Any:
-    """Start the shard's flow run once (the name is its idempotency key) and wait for a final state.
+    """Start the shard's flow run and wait for a final state.
 
     Raises:
         TimeoutError: It has no final state by the deadline; the message says in which it is.
@@ -46,7 +47,9 @@ async def _run_on_pool(shard: ShardRef, num_rollouts: int) -> Any:
         parameters={"shard": shard.model_dump(mode="json")},
         flow_run_name=shard.name,
         timeout=0,
-        idempotency_key=shard.name,
+        # For repeated requests of this call only: each claim is started once, and a run that is
+        # begun anew with an emptied ledger must not find the shards of the old one.
+        idempotency_key=f"{shard.name}-{uuid.uuid4().hex}",
         tags=[shard.run_id],
     )
     seconds = shard_deadline(settings, num_rollouts)
