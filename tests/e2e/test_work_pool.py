@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import arun_deployment
 from prefect.flow_runs import wait_for_flow_run
 from prefect.states import Cancelled
@@ -96,7 +97,7 @@ async def test_a_published_dataset_starts_a_run_on_it(tmp_path: Path):
         while not triggered:
             assert time.monotonic() < deadline, "no run was triggered within 60 s"
             await asyncio.sleep(0.5)
-            runs = await client.read_flow_runs()
+            runs = await client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC)
             triggered = [run for run in runs if run.parameters.get("train_data") == uri]
         (run,) = triggered
         assert run.parameters["new_run"] is True
