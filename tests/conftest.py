@@ -41,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Overlook sockets to the Prefect server: its client leaves some open after an event loop."""
     peer = rf"raddr=\('127.0.0.1', {_PREFECT_PORT}\)"
     config.addinivalue_line("filterwarnings", f"ignore:unclosed <socket.*{peer}:ResourceWarning")
+    # The same of its event subscriber; such a transport does not say where it is connected to.
+    transport = "unclosed transport <_SelectorSocketTransport"
+    config.addinivalue_line("filterwarnings", f"ignore:{transport}:ResourceWarning")
 
 
 @pytest.fixture(scope="session")
