@@ -4,6 +4,7 @@
     +-- ConfigError      (ValueError)         the caller's settings or data; exit status 2
     +-- LedgerError      (RuntimeError)       the record is missing, broken, or cannot be written
     |   +-- ConflictError (FileExistsError)   a write-once key exists with other content
+    +-- StoreError       (ValueError)         a store refused what it was asked
     +-- TraceError       (ValueError)         spans that cannot become training data
     +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
     +-- TransientError   (ConnectionError)    another try may work
@@ -28,6 +29,10 @@ class LedgerError(AglError, RuntimeError):
 
 class ConflictError(LedgerError, FileExistsError):
     """A write-once key exists already."""
+
+
+class StoreError(AglError, ValueError):
+    """A store cannot do what it was asked: no such record, or a transition that is not legal."""
 
 
 class TraceError(AglError, ValueError):

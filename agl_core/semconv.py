@@ -7,6 +7,7 @@ token ids, log-probs or policy versions, so those are ours, under `agentlightnin
 
 # Span names.
 ANNOTATION_SPAN = "agentlightning.annotation"
+VIRTUAL_SPAN = "agentlightning.virtual"
 ROLLOUT_SPAN = "agentlightning.rollout"
 LLM_CALL_SPAN = "openai.chat.completion"
 """Name of the span of one model call; matches the reference's default `llm_call_match`."""

@@ -87,3 +87,16 @@ class PromptTemplate(Resource):
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
 NamedResources = dict[str, ResourceUnion]
+
+
+class ResourcesUpdate(BaseModel):
+    """One version of the resources under an id."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    resources_id: str
+    create_time: float
+    update_time: float
+    version: int
+    """From 1, counted for each id."""
+    resources: NamedResources
