@@ -1,6 +1,6 @@
 """Attempts: begun, kept alive, ended; each end decides the rollout where it is the latest's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,52 +183,6 @@ def _end_live(
         _write_status(transaction, to_attempt(row), status, failure_kind, failure_message)
 
 
-def any_expired(transaction: Transaction) -> bool:
-    """Tell whether an attempt is past its deadline."""
-    first = transaction.value("SELECT min(deadline) FROM attempts WHERE deadline IS NOT NULL")
-    return first is not None and first <= transaction.now
-
-
-def expire(transaction: Transaction) -> int:
-    """End the attempts that are past their deadlines and return how many."""
-    rows = transaction.all("SELECT * FROM attempts WHERE deadline <= ?", transaction.now)
-    for row in rows:
-        attempt = to_attempt(row)
-        rollout = rollout_table.find(transaction, attempt.rollout_id)
-        if row["time_limit"] <= transaction.now:
-            seconds = row["time_limit"] - attempt.start_time
-            end, kind = "timeout", FailureKind.TIMEOUT
-            message = f"no result within {seconds:g} s"
-        else:
-            end, kind = "unresponsive", FailureKind.INFRA_ERROR
-            message = f"no sign of life from {attempt.worker_id} for {row['lease_seconds']:g} s"
-        set_status(transaction, rollout, attempt, end, kind, message)
-    return len(rows)
-
-
-def renew(transaction: Transaction, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Renew the leases of attempts, by rollout id and attempt id; return the ids of those that have
-    to stop.
-    """
-    stop: list[str] = []
-    for rollout_id, attempt_id in pairs:
-        row = transaction.one(
-            "SELECT a.status, a.sequence_id = r.num_attempts AS is_latest, r.status AS rollout"
-            " FROM attempts a JOIN rollouts r ON r.rollout_id = a.rollout_id"
-            " WHERE a.rollout_id = ? AND a.attempt_id = ?",
-            rollout_id,
-            attempt_id,
-        )
-        if row is not None and may_recover(row["status"], row["rollout"], is_latest=True):
-            attempt = find(transaction, rollout_id, attempt_id)
-            set_status(transaction, rollout_table.find(transaction, rollout_id), attempt, "running")
-        elif row is None or not row["is_latest"] or not is_running(row["status"]):
-            stop.append(attempt_id)
-            continue
-        show_life(transaction, rollout_id, attempt_id)
-    return stop
-
-
 def _write_status(
     transaction: Transaction,
     attempt: Attempt,
@@ -256,25 +210,6 @@ def _write_status(
         worker_table.assign(transaction, attempt.worker_id, attempt.rollout_id, attempt.attempt_id)
     else:
         worker_table.release(transaction, attempt.worker_id, attempt.attempt_id, status)
-
-
-def still_running(
-    transaction: Transaction, pairs: Sequence[Sequence[str]]
-) -> list[AttemptedRollout]:
-    """Return those of some attempts, by rollout id and attempt id, that run, each with its rollout;
-    being asked for is a sign of life.
-    """
-    running: list[AttemptedRollout] = []
-    for rollout_id, attempt_id in pairs:
-        rollout = rollout_table.find(transaction, rollout_id)
-        if (
-            isinstance(rollout, AttemptedRollout)
-            and rollout.attempt.attempt_id == attempt_id
-            and is_running(rollout.attempt.status)
-        ):
-            show_life(transaction, rollout_id, attempt_id)
-            running.append(rollout)
-    return running
 
 
 @dataclass(frozen=True, slots=True)

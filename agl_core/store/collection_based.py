@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from agl_core.store import (
     answer_table,
     attempt_table,
+    leases,
     resource_table,
     rollout_table,
     span_table,
@@ -19,8 +20,9 @@ from agl_core.store import (
 from agl_core.store.base import UNSET, Unset
 from agl_core.store.database import Transaction
 from agl_core.store.json_text import encode
-from agl_core.store.queries import StoreQueries, in_bulk
+from agl_core.store.queries import StoreQueries
 from agl_core.store.schema import encode_or_none
+from agl_core.store.tables import in_bulk
 from agl_core.types.core import (
     Attempt,
     AttemptedRollout,
@@ -38,7 +40,7 @@ from agl_core.types.tracer import Span
 
 
 class CollectionBasedLightningStore(StoreQueries):
-    """A store whose records are rows of SQLite; `StoreQueries` has the arguments."""
+    """A store whose records are rows of SQLite; `StoreTables` has the arguments."""
 
     async def start_rollout(  # noqa: D102 - as the contract says
         self,
@@ -81,7 +83,7 @@ class CollectionBasedLightningStore(StoreQueries):
         with self._write() as transaction:
             known = answer_table.recall(transaction, "dequeue", idempotency_key)
             if known is not None:
-                return attempt_table.still_running(transaction, known)
+                return leases.still_running(transaction, known)
             taken = [
                 attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease_seconds)
                 for rollout in rollout_table.queued(transaction, limit)
@@ -98,7 +100,7 @@ class CollectionBasedLightningStore(StoreQueries):
     ) -> Sequence[str]:
         with self._write() as transaction:
             worker_table.record_heartbeat(transaction, worker_id)
-            return attempt_table.renew(transaction, attempts)
+            return leases.renew(transaction, attempts)
 
     async def start_attempt(  # noqa: D102
         self, rollout_id: str, worker_id: str | None = None
@@ -194,7 +196,7 @@ class CollectionBasedLightningStore(StoreQueries):
             worker = worker_table.require(transaction, worker_id)
             if worker.current_rollout_id is not None and worker.current_attempt_id is not None:
                 current = (worker.current_rollout_id, worker.current_attempt_id)
-                attempt_table.renew(transaction, [current])
+                leases.renew(transaction, [current])
             return worker
 
     def _enqueue(

@@ -128,6 +128,8 @@ class Database:
                 yield Transaction(self._connection, self._clock())
                 self._connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
                 raise TransientError(f"{self.path}: {error}") from error
             finally:
                 if self._connection.in_transaction:

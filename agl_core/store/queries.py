@@ -4,22 +4,15 @@ import asyncio
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, TypeVarTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
-from agl_core.store import attempt_table, resource_table, rollout_table, schema, worker_table
-from agl_core.store.attempt_table import Deadlines
-from agl_core.store.base import (
-    LightningStore,
-    LightningStoreCapabilities,
-    LightningStoreStatistics,
-)
-from agl_core.store.database import Database, Transaction
+from agl_core.store import resource_table, rollout_table, schema, worker_table
+from agl_core.store.base import LightningStoreCapabilities, LightningStoreStatistics
+from agl_core.store.database import Transaction
 from agl_core.store.query import order_by, page, text_filters, where
 from agl_core.store.status import is_finished
-from agl_core.store.waiting import Waiters
-from agl_core.store.watchdog import Watchdog
+from agl_core.store.tables import StoreTables, in_bulk
 from agl_core.types.core import (
     Attempt,
     AttemptedRollout,
@@ -36,44 +29,10 @@ from agl_core.types.resources import ResourcesUpdate
 from agl_core.types.tracer import Span
 
 Record = TypeVar("Record")
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
-
-BULK = 500
-"""Records from which on a call goes to a thread, lest it hold up its event loop."""
 
 
-class StoreQueries(LightningStore):
-    """What is asked about records, and what makes the answers current: the watchdog, the waiters.
-
-    Args:
-        path: Of the file, or `database.MEMORY`.
-        scan_debounce_seconds: Between two looks for expired attempts, which a thread takes whether
-            or not the store is used; also how often changes by other processes are looked for
-            while somebody waits. 0 looks before every call too.
-        deadlines: Of attempts whose rollout's config has none.
-        clock: Returns UTC epoch seconds.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        scan_debounce_seconds: float = 0.5,
-        deadlines: Deadlines | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        if scan_debounce_seconds < 0:
-            raise ValueError(f"scan_debounce_seconds is {scan_debounce_seconds}, below 0")
-        self._waiters = Waiters()
-        self._database = Database(path, clock, self._waiters.finished)
-        self._deadlines = deadlines or Deadlines()
-        self._scan_always = scan_debounce_seconds == 0
-        self._watchdog = Watchdog(self._scan, scan_debounce_seconds or 0.5)
-        self._data_version = 0
-        self._opened = time.monotonic()
-        with self._database.read() as transaction:
-            self._run_id: str = transaction.value("SELECT value FROM meta WHERE key = 'run_id'")
+class StoreQueries(StoreTables):
+    """What is asked about records."""
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
@@ -86,12 +45,6 @@ class StoreQueries(LightningStore):
         """Return counts of what the store holds."""
         with self._read() as transaction:
             return self._statistics(transaction)
-
-    async def close(self) -> None:
-        """Stop the watchdog and close the database; calls that wait raise."""
-        self._watchdog.stop()
-        self._database.close()
-        self._waiters.wake_all()
 
     async def query_rollouts(  # noqa: D102 - as the contract says
         self,
@@ -228,10 +181,12 @@ class StoreQueries(LightningStore):
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
+        self._require_spans(rollout_id)
         scope = {"rollout_id": {"exact": rollout_id}}
+        attempt = await self.get_latest_attempt(rollout_id)
+        latest = "" if attempt is None else attempt.attempt_id
         if attempt_id == "latest":
-            latest = await self.get_latest_attempt(rollout_id)
-            attempt_id = "" if latest is None else latest.attempt_id
+            attempt_id = latest
         if attempt_id is not None:
             scope["attempt_id"] = {"exact": attempt_id}
         filters = text_filters(
@@ -244,7 +199,7 @@ class StoreQueries(LightningStore):
             name=name,
             name_contains=name_contains,
         )
-        return await self._page(
+        spans = await self._page(
             "spans",
             {**filters, "_aggregate": filter_logic, "_must": scope},
             order_by(sort_by, sort_order, schema.SPAN_FIELDS),
@@ -252,6 +207,9 @@ class StoreQueries(LightningStore):
             (limit, offset),
             columns=schema.SPAN_FIELDS,
         )
+        if not filters and attempt_id in (None, latest) and (limit, offset) == (-1, 0):
+            self._spans_were_read(rollout_id)
+        return spans
 
     async def query_workers(  # noqa: D102
         self,
@@ -280,46 +238,16 @@ class StoreQueries(LightningStore):
         with self._read() as transaction:
             return worker_table.find(transaction, worker_id)
 
-    # What the two halves share.
-
-    @contextmanager
-    def _read(self) -> Generator[Transaction]:
-        self._look_first()
-        with self._database.read() as transaction:
-            yield transaction
-
-    @contextmanager
-    def _write(self) -> Generator[Transaction]:
-        self._look_first()
-        with self._database.write() as transaction:
-            yield transaction
-
-    def _look_first(self) -> None:
-        self._watchdog.start()
-        if self._scan_always:
-            self._expire()
-
-    def _scan(self) -> None:
-        """End expired attempts, and find out what other processes have ended."""
-        self._expire()
-        pending = self._waiters.pending()
-        changed, self._data_version = self._database.changed_elsewhere(self._data_version)
-        if pending and changed:
-            with self._database.read() as transaction:
-                still = rollout_table.pending(transaction, pending)
-            self._waiters.finished(set(pending) - still)
-
-    def _expire(self) -> None:
-        with self._database.read() as transaction:
-            due = attempt_table.any_expired(transaction)
-        if due:
-            with self._database.write() as transaction:
-                attempt_table.expire(transaction)
-
     def _finished(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         with self._read() as transaction:
             found = rollout_table.find_many(transaction, rollout_ids)
         return [rollout for rollout in found if is_finished(rollout.status)]
+
+    def _require_spans(self, rollout_id: str) -> None:
+        """Raise if a rollout's spans have been evicted; a store on disk keeps them all."""
+
+    def _spans_were_read(self, rollout_id: str) -> None:
+        """Note that somebody has read all spans of a rollout, or of its latest attempt."""
 
     def _statistics(self, transaction: Transaction) -> LightningStoreStatistics:
         def count(table: str) -> int:
@@ -372,13 +300,6 @@ class StoreQueries(LightningStore):
         records = await in_bulk(len(rows), lambda: [to_record(row) for row in rows])
         limit, offset = bounds
         return PaginatedResult(items=records, limit=limit, offset=offset, total=total)
-
-
-async def in_bulk(size: int, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-    """Call a function here, or from `BULK` records on in a thread."""
-    if size < BULK:
-        return function(*args)
-    return await asyncio.to_thread(function, *args)
 
 
 def _renamed(

@@ -7,6 +7,7 @@ ended has none. Values without a fixed form are JSON text.
 """
 
 import sqlite3
+from collections.abc import Callable
 from typing import Any
 
 from agl_core.store.json_text import decode, encode
@@ -70,6 +71,7 @@ CREATE TABLE spans (
     name TEXT NOT NULL,
     start_time REAL,
     end_time REAL,
+    size_bytes INTEGER NOT NULL,
     attributes TEXT NOT NULL,
     rest TEXT NOT NULL,
     UNIQUE (rollout_id, attempt_id, span_id)
@@ -186,16 +188,19 @@ def to_span(row: sqlite3.Row) -> Span:
     return Span(**fields, attributes=decode(row["attributes"]), **decode(row["rest"]))
 
 
-def span_values(span: Span) -> tuple[Any, ...]:
-    """Return the columns of a span: `SPAN_FIELDS`, `attributes`, `rest`."""
+def span_values(span: Span, size: Callable[[Span], int] | None = None) -> tuple[Any, ...]:
+    """Return the columns of a span: `SPAN_FIELDS`, `size_bytes`, `attributes`, `rest`.
+
+    Args:
+        span: What is to be kept.
+        size: Returns its bytes; None for the length of its JSON.
+    """
     what = f"span {span.span_id} of rollout {span.rollout_id}"
     others = span.model_dump(exclude={*SPAN_FIELDS, "attributes"})
     rest = {name: value for name, value in others.items() if value is not None}
-    return (
-        *(getattr(span, name) for name in SPAN_FIELDS),
-        encode(span.attributes, what),
-        encode(rest, what),
-    )
+    texts = encode(span.attributes, what), encode(rest, what)
+    size_bytes = sum(map(len, texts)) if size is None else size(span)
+    return (*(getattr(span, name) for name in SPAN_FIELDS), size_bytes, *texts)
 
 
 def encode_or_none(value: Any, what: str) -> str | None:

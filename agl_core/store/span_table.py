@@ -1,7 +1,7 @@
 """Spans: kept once each, in the order of their sequence ids."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agl_core.errors import StoreError
 from agl_core.store import attempt_table, rollout_table
@@ -10,12 +10,21 @@ from agl_core.store.json_text import encode
 from agl_core.store.schema import SPAN_FIELDS, span_values
 from agl_core.types.tracer import Span
 
-_COLUMNS = ", ".join((*SPAN_FIELDS, "attributes", "rest"))
-_INSERT = f"INSERT INTO spans ({_COLUMNS}) VALUES ({', '.join('?' * (len(SPAN_FIELDS) + 2))})"
+_COLUMNS = ", ".join((*SPAN_FIELDS, "size_bytes", "attributes", "rest"))
+_INSERT = f"INSERT INTO spans ({_COLUMNS}) VALUES ({', '.join('?' * (len(SPAN_FIELDS) + 3))})"
 
 
-def add(transaction: Transaction, spans: Sequence[Span]) -> list[Span]:
+def add(
+    transaction: Transaction,
+    spans: Sequence[Span],
+    size: Callable[[Span], int] | None = None,
+) -> list[Span]:
     """Keep spans of any attempts and return those that were new, in their order.
+
+    Args:
+        transaction: In which.
+        spans: Of any rollouts.
+        size: Returns the bytes of a span; None for the length of its JSON.
 
     Raises:
         StoreError: Rollout or attempt not found.
@@ -33,7 +42,7 @@ def add(transaction: Transaction, spans: Sequence[Span]) -> list[Span]:
         if span.span_id not in ids:
             ids.add(span.span_id)
             added.append(span)
-    transaction.run_many(_INSERT, [span_values(span) for span in added])
+    transaction.run_many(_INSERT, [span_values(span, size) for span in added])
     _raise_sequence_ids(transaction, added)
     alive = {(span.rollout_id, span.attempt_id) for span in added}
     for rollout_id, attempt_id in by_attempt:

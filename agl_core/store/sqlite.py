@@ -25,9 +25,9 @@ class SqliteLightningStore(CollectionBasedLightningStore):
 
     Args:
         path: Of the file, made where there is none.
-        scan_debounce_seconds: See `StoreQueries`.
-        deadlines: See `StoreQueries`.
-        clock: See `StoreQueries`.
+        scan_debounce_seconds: See `StoreTables`.
+        deadlines: See `StoreTables`.
+        clock: See `StoreTables`.
     """
 
     def __init__(
