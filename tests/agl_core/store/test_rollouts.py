@@ -143,7 +143,7 @@ async def test_deprecated_arguments_warn_and_the_new_ones_win(store: Store):
     with pytest.warns(DeprecationWarning, match="rollout_id_in"):
         page = await store.query_rollouts(rollout_ids=[ids[0]], rollout_id_in=[ids[1]])
     assert [rollout.rollout_id for rollout in page] == [ids[1]]
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="status_in"):
         page = await store.query_rollouts(status=["queuing"], status_in=["cancelled"])
     assert [rollout.rollout_id for rollout in page] == [ids[1]]
 
