@@ -26,7 +26,8 @@ from agl_core.runner.execution import (
     run_in_thread,
 )
 from agl_core.runner.failure import classify_exception, describe_exception, format_traceback
-from agl_core.tracer.base import AttemptTrace, Tracer
+from agl_core.tracer.attempt_trace import AttemptTrace
+from agl_core.tracer.base import Tracer
 from agl_core.types.core import Attempt, AttemptedRollout, RolloutMode
 from agl_core.types.outcome import AttemptOutcome, FailureKind
 from agl_core.types.resources import PromptTemplate, ProxyLLM
