@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, overload
 
-from pydantic import BaseModel
-
 from agl_core import semconv
 from agl_core.emitter.emit import tracer_for
 from agl_core.tracer.attributes import (
     AttributeValue,
     flatten_attributes,
     sanitize_attribute_values,
+    to_plain,
 )
 from agl_core.tracer.recording import SpanRecording
 from agl_core.types.tracer import SpanCoreFields
@@ -164,18 +163,7 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
 def _to_attributes(prefix: str, value: Any) -> dict[str, AttributeValue]:
     """Return a value as attributes; lists of primitives stay whole."""
     try:
-        nested = flatten_attributes({prefix: _plain(value)}, expand_leaf_lists=False)
+        nested = flatten_attributes({prefix: to_plain(value)}, expand_leaf_lists=False)
     except RecursionError:  # it contains itself
         nested = {prefix: str(value)}
     return sanitize_attribute_values(nested)
-
-
-def _plain(value: Any) -> Any:
-    """Return models and mappings as dicts with string keys, however deep."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        return {str(name): _plain(child) for name, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(child) for child in value]
-    return value

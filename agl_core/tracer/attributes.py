@@ -71,6 +71,17 @@ def _is_leaf_list(values: Sequence[Any]) -> bool:
     return all(isinstance(value, Primitive) for value in values)
 
 
+def to_plain(value: Any) -> Any:
+    """Return pydantic models and mappings as dicts with string keys, however deep."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(child) for name, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(child) for child in value]
+    return value
+
+
 def unflatten_attributes(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
     """Return the nested form of dotted names.
 

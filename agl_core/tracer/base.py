@@ -110,9 +110,9 @@ class Tracer(ParallelWorkerBase, ABC):
         super().init_worker(worker_id, *args, **kwargs)
         self._store = store
 
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """Undo `init_worker`."""
-        super().teardown_worker(worker_id, *args, **kwargs)
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Undo `init`, when the last worker is done."""
+        super().teardown(*args, **kwargs)
         self._store = None
 
     @contextmanager

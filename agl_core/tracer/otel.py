@@ -24,10 +24,13 @@ from opentelemetry.trace import Span
 
 from agl_core import semconv
 from agl_core.errors import TraceError
+from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.tracer.attributes import AttributeValue
 from agl_core.tracer.base import ModelCall, Tracer
 from agl_core.tracer.current import CurrentAttempt, current_attempt, get_current_attempt
+from agl_core.tracer.global_provider import install_routing_provider
+from agl_core.tracer.openai_calls import instrument_openai, uninstrument_openai
 from agl_core.tracer.recording import to_nanoseconds
 
 logger = logging.getLogger(__name__)
@@ -37,11 +40,20 @@ _Key = tuple[str, str]
 
 
 class OtelTracer(Tracer):
-    """Record spans per attempt with the OpenTelemetry SDK."""
+    """Record spans per attempt with the OpenTelemetry SDK.
 
-    def __init__(self, *, max_spans_per_attempt: int = 10_000) -> None:
+    Args:
+        max_spans_per_attempt: Further spans are dropped and counted.
+        instrument_openai: Whether, between `init_worker` and `teardown_worker`, the calls of OpenAI
+            clients are recorded that do not go through the recording proxy.
+    """
+
+    def __init__(
+        self, *, max_spans_per_attempt: int = 10_000, instrument_openai: bool = True
+    ) -> None:
         super().__init__()
         self.max_spans_per_attempt = max_spans_per_attempt
+        self.instrument_openai = instrument_openai
         self.late_spans = 0
         """Spans that ended after their attempt was closed."""
         self.unattributed_spans = 0
@@ -53,8 +65,33 @@ class OtelTracer(Tracer):
         self._otel = self.provider.get_tracer("agl_core")
 
     def __reduce__(self) -> Any:
-        """Start afresh in another process, with the same limit."""
-        return partial(type(self), max_spans_per_attempt=self.max_spans_per_attempt), ()
+        """Start afresh in another process, with the same settings."""
+        settings = {
+            "max_spans_per_attempt": self.max_spans_per_attempt,
+            "instrument_openai": self.instrument_openai,
+        }
+        return partial(type(self), **settings), ()
+
+    def init_worker(
+        self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Set up in one worker: also for spans by OpenTelemetry's global API, and OpenAI's clients.
+
+        Args:
+            worker_id: Number of the worker, from 0.
+            store: Where attempts go whose `trace_context` names no other.
+            args: Not used.
+            kwargs: Not used.
+        """
+        super().init_worker(worker_id, store, *args, **kwargs)
+        install_routing_provider()
+        if self.instrument_openai:
+            instrument_openai(self)
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Undo `init_worker`; the global provider stays and records nothing outside of attempts."""
+        uninstrument_openai(self)
+        super().teardown_worker(worker_id, *args, **kwargs)
 
     @contextmanager
     def attempt(
