@@ -180,7 +180,7 @@ class PaginatedResult(BaseModel, Generic[T_co]):
 
 
 class FilterField(TypedDict, total=False):
-    """Conditions on one field; all given ones hold."""
+    """Conditions on one field; joined like those of different fields."""
 
     exact: Any
     within: Sequence[Any]

@@ -1,0 +1,104 @@
+"""What a store over SQLite consists of: its tables, those who wait, and the watchdog."""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar, TypeVarTuple
+
+from agl_core.store import leases, rollout_table
+from agl_core.store.attempt_table import Deadlines
+from agl_core.store.base import LightningStore
+from agl_core.store.database import Database, Transaction
+from agl_core.store.waiting import Waiters
+from agl_core.store.watchdog import Watchdog
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+BULK = 500
+"""Records from which on a call goes to a thread, lest it hold up its event loop."""
+
+
+class StoreTables(LightningStore):
+    """A database that is kept current while it is open.
+
+    Args:
+        path: Of the file, or `database.MEMORY`.
+        scan_debounce_seconds: Between two looks for expired attempts, which a thread takes whether
+            or not the store is used; also how often changes by other processes are looked for
+            while somebody waits. 0 looks before every call too.
+        deadlines: Of attempts whose rollout's config has none.
+        clock: Returns UTC epoch seconds.
+
+    Raises:
+        ValueError: `scan_debounce_seconds` is below 0.
+        StoreError: The file cannot be opened as a store.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        scan_debounce_seconds: float = 0.5,
+        deadlines: Deadlines | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if scan_debounce_seconds < 0:
+            raise ValueError(f"scan_debounce_seconds is {scan_debounce_seconds}, below 0")
+        self._waiters = Waiters()
+        self._database = Database(path, clock, self._waiters.finished)
+        self._deadlines = deadlines or Deadlines()
+        self._scan_always = scan_debounce_seconds == 0
+        self._watchdog = Watchdog(self._scan, scan_debounce_seconds or 0.5)
+        self._data_version = 0
+        self._opened = time.monotonic()
+        with self._database.read() as transaction:
+            self._run_id: str = transaction.value("SELECT value FROM meta WHERE key = 'run_id'")
+
+    async def close(self) -> None:
+        """Stop the watchdog and close the database; calls that wait raise."""
+        self._watchdog.stop()
+        self._database.close()
+        self._waiters.wake_all()
+
+    @contextmanager
+    def _read(self) -> Generator[Transaction]:
+        self._look_first()
+        with self._database.read() as transaction:
+            yield transaction
+
+    @contextmanager
+    def _write(self) -> Generator[Transaction]:
+        self._look_first()
+        with self._database.write() as transaction:
+            yield transaction
+
+    def _look_first(self) -> None:
+        self._watchdog.start()
+        if self._scan_always:
+            self._expire()
+
+    def _scan(self) -> None:
+        """End expired attempts, and find out what other processes have ended."""
+        self._expire()
+        pending = self._waiters.pending()
+        changed, self._data_version = self._database.changed_elsewhere(self._data_version)
+        if pending and changed:
+            with self._database.read() as transaction:
+                still = rollout_table.pending(transaction, pending)
+            self._waiters.finished(set(pending) - still)
+
+    def _expire(self) -> None:
+        with self._database.read() as transaction:
+            due = leases.any_expired(transaction)
+        if due:
+            with self._database.write() as transaction:
+                leases.expire(transaction)
+
+
+async def in_bulk(size: int, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+    """Call a function here, or from `BULK` records on in a thread."""
+    if size < BULK:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)

@@ -1,0 +1,69 @@
+"""A store that any thread may use, around one that only the tasks of one event loop may."""
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from agl_core.store.base import LightningStore, LightningStoreCapabilities
+
+
+class LightningStoreThreaded(LightningStore):
+    """Makes a store usable from any thread and event loop.
+
+    A store that is thread-safe is called where its caller is. Any other lives in an event loop of
+    its own, on a thread of its own, and calls are passed to it: no lock is held while one waits.
+
+    Args:
+        store: What is wrapped; closed with this one.
+    """
+
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if not store.capabilities.get("thread_safe", False):
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="agl-store-threaded", daemon=True
+            )
+            self._thread.start()
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        """Those of the store, and thread-safe and async-safe."""
+        return {**self.store.capabilities, "thread_safe": True, "async_safe": True}
+
+    def otlp_traces_endpoint(self) -> str:
+        """Return the store's."""
+        return self.store.otlp_traces_endpoint()
+
+    async def close(self) -> None:
+        """Close the store and end the thread."""
+        await self._call(self.store.close)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _call(
+        self, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._loop is None:
+            return await method(*args, **kwargs)
+        call = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
+        return await asyncio.wrap_future(call)
+
+
+def _pass_on(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(getattr(LightningStore, name))
+    async def method(self: LightningStoreThreaded, *args: Any, **kwargs: Any) -> Any:
+        return await self._call(getattr(self.store, name), *args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+
+    return method
+
+
+for _name, _method in inspect.getmembers(LightningStore, inspect.iscoroutinefunction):
+    if _name not in vars(LightningStoreThreaded):
+        setattr(LightningStoreThreaded, _name, _pass_on(_name))

@@ -1,0 +1,108 @@
+"""Workers: what each runs, and when it was last heard of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agl_core.store.database import Transaction
+from agl_core.store.json_text import encode
+from agl_core.store.schema import to_worker
+from agl_core.types.core import AttemptStatus, Worker, WorkerStatus
+
+
+def find(transaction: Transaction, worker_id: str) -> Worker | None:
+    """Return a worker, or None."""
+    row = transaction.one("SELECT * FROM workers WHERE worker_id = ?", worker_id)
+    return None if row is None else to_worker(row)
+
+
+def require(transaction: Transaction, worker_id: str) -> Worker:
+    """Return a worker that was seen before."""
+    worker = find(transaction, worker_id)
+    assert worker is not None, worker_id
+    return worker
+
+
+def assign(transaction: Transaction, worker_id: str, rollout_id: str, attempt_id: str) -> None:
+    """Mark a worker, which may be new, as busy with an attempt."""
+    _know(transaction, worker_id)
+    transaction.run(
+        "UPDATE workers SET status = 'busy', last_busy_time = ?, current_rollout_id = ?,"
+        " current_attempt_id = ? WHERE worker_id = ?",
+        transaction.now,
+        rollout_id,
+        attempt_id,
+        worker_id,
+    )
+
+
+def record_dequeue(transaction: Transaction, worker_id: str, *, got_any: bool) -> None:
+    """Note that a worker asked for work; it is idle if it got none."""
+    _know(transaction, worker_id)
+    transaction.run(
+        "UPDATE workers SET last_dequeue_time = ? WHERE worker_id = ?", transaction.now, worker_id
+    )
+    if not got_any:
+        _clear(transaction, worker_id, "idle")
+
+
+def release(
+    transaction: Transaction, worker_id: str, attempt_id: str, status: AttemptStatus
+) -> None:
+    """Note that an attempt of a worker has ended: the worker goes on with another of its attempts,
+    is idle, or, where it fell silent, unknown.
+    """
+    worker = find(transaction, worker_id)
+    if worker is None or worker.current_attempt_id != attempt_id:
+        return
+    other = transaction.one(
+        "SELECT rollout_id, attempt_id FROM attempts WHERE worker_id = ? AND deadline IS NOT NULL"
+        " ORDER BY number DESC LIMIT 1",
+        worker_id,
+    )
+    if status in ("unresponsive", "timeout"):
+        _clear(transaction, worker_id, "unknown")
+    elif other is None:
+        _clear(transaction, worker_id, "idle")
+    else:
+        transaction.run(
+            "UPDATE workers SET current_rollout_id = ?, current_attempt_id = ? WHERE worker_id = ?",
+            other["rollout_id"],
+            other["attempt_id"],
+            worker_id,
+        )
+
+
+def record_heartbeat(
+    transaction: Transaction, worker_id: str, stats: Mapping[str, Any] | None = None
+) -> None:
+    """Note that a worker, which may be new, is alive, and what it says about itself."""
+    _know(transaction, worker_id)
+    transaction.run(
+        "UPDATE workers SET last_heartbeat_time = ? WHERE worker_id = ?", transaction.now, worker_id
+    )
+    if stats is not None:
+        transaction.run(
+            "UPDATE workers SET heartbeat_stats = ? WHERE worker_id = ?",
+            encode(dict(stats), f"heartbeat_stats of {worker_id}"),
+            worker_id,
+        )
+
+
+def _know(transaction: Transaction, worker_id: str) -> None:
+    transaction.run(
+        "INSERT INTO workers (worker_id, status) VALUES (?, 'unknown')"
+        " ON CONFLICT (worker_id) DO NOTHING",
+        worker_id,
+    )
+
+
+def _clear(transaction: Transaction, worker_id: str, status: WorkerStatus) -> None:
+    since = transaction.now if status == "idle" else None
+    transaction.run(
+        "UPDATE workers SET status = ?, current_rollout_id = NULL, current_attempt_id = NULL,"
+        " last_idle_time = CASE WHEN status = 'idle' THEN last_idle_time"
+        " ELSE coalesce(?, last_idle_time) END WHERE worker_id = ?",
+        status,
+        since,
+        worker_id,
+    )
