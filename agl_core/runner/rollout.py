@@ -102,7 +102,7 @@ async def run_attempt(
         rollout_id, make_attempt_id(rollout_id, attempt, claim), attempt, task, mode, started
     ).model_copy(update={"metadata": metadata})
     attempt_id = attempted.attempt.attempt_id
-    bound = llm.bind(rollout_id, attempt_id) if llm else None
+    bound = llm.with_attempted_rollout(attempted) if llm else None
 
     def call() -> Any:
         return agent.call(task, rollout=attempted, llm=bound, prompt_template=prompt_template)
