@@ -1,10 +1,73 @@
 """The only reader of the project's environment variables."""
 
 import os
+from enum import StrEnum
 
 from pydantic import SecretStr
 
 ENGINE_TOKEN = "AGL_ENGINE_TOKEN"
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+class LightningEnvVar(StrEnum):
+    """Variables that set what arguments leave open."""
+
+    AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
+    """Whether every emitted span is logged."""
+    AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
+    """Whether the trainer wraps the store for its execution strategy; true unless set."""
+    AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
+    """`algorithm`, `runner` or `both`."""
+    AGL_SERVER_HOST = "AGL_SERVER_HOST"
+    AGL_SERVER_PORT = "AGL_SERVER_PORT"
+
+
+def resolve_bool_env_var(
+    var: str, override: bool | None = None, fallback: bool | None = None
+) -> bool | None:
+    """Return the override, else the variable, else the fallback.
+
+    Raises:
+        ValueError: The variable is neither true (1, true, yes, on) nor false (0, false, no, off).
+    """
+    if override is not None:
+        return override
+    text = os.environ.get(var)
+    if text is None:
+        return fallback
+    if text.strip().lower() in _TRUE:
+        return True
+    if text.strip().lower() in _FALSE:
+        return False
+    raise ValueError(f"{var} must be one of {', '.join((*_TRUE, *_FALSE))}; got {text!r}")
+
+
+def resolve_int_env_var(
+    var: str, override: int | None = None, fallback: int | None = None
+) -> int | None:
+    """Return the override, else the variable, else the fallback.
+
+    Raises:
+        ValueError: The variable is no integer.
+    """
+    if override is not None:
+        return override
+    text = os.environ.get(var)
+    if text is None:
+        return fallback
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{var} must be an integer; got {text!r}") from None
+
+
+def resolve_str_env_var(
+    var: str, override: str | None = None, fallback: str | None = None
+) -> str | None:
+    """Return the override, else the variable, else the fallback."""
+    return override if override is not None else os.environ.get(var, fallback)
 
 
 def engine_token() -> SecretStr | None:

@@ -7,10 +7,19 @@ token ids, log-probs or policy versions, so those are ours, under `agentlightnin
 
 # Span names.
 ANNOTATION_SPAN = "agentlightning.annotation"
+MESSAGE_SPAN = "agentlightning.message"
+OBJECT_SPAN = "agentlightning.object"
+EXCEPTION_SPAN = "agentlightning.exception"
+OPERATION_SPAN = "agentlightning.operation"
+REWARD_SPAN = "agentlightning.reward"
+"""Read only: rewards are emitted as annotations."""
 VIRTUAL_SPAN = "agentlightning.virtual"
 ROLLOUT_SPAN = "agentlightning.rollout"
 LLM_CALL_SPAN = "openai.chat.completion"
 """Name of the span of one model call; matches the reference's default `llm_call_match`."""
+
+# Of the resource that produced a span.
+TRACER_NAME = "agentlightning.tracer.name"
 
 # Identity, on every span.
 ROLLOUT_ID = "agentlightning.rollout_id"
@@ -21,6 +30,25 @@ SEQUENCE_ID = "agentlightning.span_sequence_id"
 REWARD_PREFIX = "agentlightning.reward"
 PRIMARY_REWARD_NAME = "agentlightning.reward.0.name"
 PRIMARY_REWARD_VALUE = "agentlightning.reward.0.value"
+
+# What else an agent may record.
+LINK_PREFIX = "agentlightning.link"
+"""`agentlightning.link.<i>.key_match|value_match`: an attribute of the span that is meant."""
+TAG_PREFIX = "agentlightning.tag"
+"""`agentlightning.tag.<i>`."""
+MESSAGE_BODY = "agentlightning.message.body"
+OBJECT_TYPE = "agentlightning.object.type"
+OBJECT_LITERAL = "agentlightning.object.literal"
+OBJECT_JSON = "agentlightning.object.json"
+OPERATION_NAME = "agentlightning.operation.name"
+OPERATION_INPUT = "agentlightning.operation.input"
+OPERATION_OUTPUT = "agentlightning.operation.output"
+
+# Exceptions, as OpenTelemetry names them.
+EXCEPTION_TYPE = "exception.type"
+EXCEPTION_MESSAGE = "exception.message"
+EXCEPTION_STACKTRACE = "exception.stacktrace"
+EXCEPTION_ESCAPED = "exception.escaped"
 
 # One model call.
 OPERATION = "gen_ai.operation.name"
@@ -46,3 +74,26 @@ WEIGHTS_DIGEST = "agentlightning.llm.weights_digest"
 CALL_INDEX = "agentlightning.llm.call_index"
 """0-based number of the call within its attempt."""
 HTTP_STATUS = "http.response.status_code"
+
+# Written by other instrumentations, read by the adapters.
+FOREIGN_PROMPT_PREFIX = "gen_ai.prompt"
+"""`gen_ai.prompt.<i>.role|content|...` (openllmetry, AgentOps)."""
+FOREIGN_COMPLETION_PREFIX = "gen_ai.completion"
+FOREIGN_REQUEST_PREFIX = "gen_ai.request"
+FOREIGN_RESPONSE_PREFIX = "gen_ai.response"
+FOREIGN_FUNCTIONS_PREFIX = "request.functions"
+FOREIGN_TOOL_PREFIX = "tool"
+FOREIGN_PROMPT_TOKEN_IDS = "prompt_token_ids"
+FOREIGN_RESPONSE_TOKEN_IDS = "response_token_ids"
+FOREIGN_LOGPROBS = "logprobs.content"
+HOSTED_VLLM_PREFIX = "llm.hosted_vllm"
+"""`llm.hosted_vllm.id|prompt_token_ids|response_token_ids|choices` (LiteLLM)."""
+REQUESTER_HEADERS = "metadata.requester_custom_headers"
+AGENTOPS_TASK_OUTPUT = "agentops.task.output"
+AGENTOPS_ENTITY_OUTPUT = "agentops.entity.output"
+AGENTOPS_SPAN_KIND = "agentops.span.kind"
+AGENT_NAME = "agent.name"
+FOREIGN_OPERATION_NAME = "operation.name"
+RECIPIENT_AGENT_TYPE = "recipient_agent_type"
+LANGCHAIN_CHAIN_TYPE = "langchain.chain.type"
+EXECUTOR_ID = "executor.id"

@@ -13,6 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agl_core.llm_proxy.server import ThreadedServer
+from agl_core.store.base import LightningStore
+from agl_core.types.tracer import Span
 
 Messages = list[dict[str, Any]]
 
@@ -158,3 +160,41 @@ class ScriptedModelServer:
                 for i in kept
             ]
         }
+
+
+class FlakySpanStore(LightningStore):
+    """The part of a store that takes spans, slow or away at first."""
+
+    def __init__(self, *, failures: int = 0, delay_seconds: float = 0.0) -> None:
+        self.failures = failures
+        """How many calls still fail; spans that come with one are kept all the same."""
+        self.delay_seconds = delay_seconds
+        self.spans: list[Span] = []
+        self.batch_sizes: list[int] = []
+        self.num_calls = 0
+        self._last_id = 0
+
+    async def get_many_span_sequence_ids(
+        self, rollout_attempt_ids: Sequence[tuple[str, str]]
+    ) -> Sequence[int]:
+        """Return the next numbers."""
+        await self._answer()
+        first = self._last_id + 1
+        self._last_id += len(rollout_attempt_ids)
+        return range(first, self._last_id + 1)
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        """Keep the spans that are new."""
+        known = {span.span_id for span in self.spans}
+        new = [span for span in spans if span.span_id not in known]
+        self.spans += new
+        await self._answer()
+        self.batch_sizes.append(len(spans))
+        return new
+
+    async def _answer(self) -> None:
+        self.num_calls += 1
+        await asyncio.sleep(self.delay_seconds)
+        if self.failures > 0:
+            self.failures -= 1
+            raise ConnectionError("store is away")

@@ -5,35 +5,36 @@ primary one.
 """
 
 import functools
+import inspect
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel, ConfigDict
 
 from agl_core import semconv
 from agl_core.emitter.annotation import emit_annotation
+from agl_core.tracer.attributes import filter_and_unflatten_attributes
+from agl_core.types.tracer import SpanCoreFields, SpanLike
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_REWARD_NAME = "primary"
-_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
+_AGENTOPS_OUTPUTS = (semconv.AGENTOPS_TASK_OUTPUT, semconv.AGENTOPS_ENTITY_OUTPUT)
+
+AnySpan = TypeVar("AnySpan", bound=SpanLike)
 
 
-class SpanLike(Protocol):
-    """Any recorded span."""
+class RewardPydanticModel(BaseModel):
+    """One dimension of a reward."""
 
-    @property
-    def name(self) -> str:
-        """Name of the operation."""
-        ...
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @property
-    def attributes(self) -> Mapping[str, Any] | None:
-        """What was recorded about it."""
-        ...
+    name: str
+    value: float
 
 
 def emit_reward(
@@ -41,7 +42,8 @@ def emit_reward(
     *,
     primary_key: str | None = None,
     attributes: Mapping[str, Any] | None = None,
-) -> ReadableSpan:
+    propagate: bool = True,
+) -> SpanCoreFields:
     """Record a reward in the current attempt and return its span.
 
     Args:
@@ -49,6 +51,7 @@ def emit_reward(
         primary_key: Which of several rewards is the one to train on; required with a dict, refused
             with a number.
         attributes: Further attributes of the span.
+        propagate: Whether the active tracer records it; else it is only returned.
 
     Raises:
         RuntimeError: The code runs outside of any attempt.
@@ -60,7 +63,7 @@ def emit_reward(
     for number, (name, value) in enumerate(named):
         recorded[f"{semconv.REWARD_PREFIX}.{number}.name"] = name
         recorded[f"{semconv.REWARD_PREFIX}.{number}.value"] = value
-    return emit_annotation(recorded)
+    return emit_annotation(recorded, propagate)
 
 
 def _named_rewards(
@@ -122,6 +125,32 @@ def _agentops_reward(output: Any) -> Any:
     return None
 
 
+def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
+    """Return all dimensions of the reward that a span records, the primary one first.
+
+    Raises:
+        ValueError: They are not a list of names and numbers.
+    """
+    rewards = filter_and_unflatten_attributes(span.attributes or {}, semconv.REWARD_PREFIX)
+    if not rewards:
+        value = get_reward_value(span)
+        named = {"name": DEFAULT_REWARD_NAME, "value": value}
+        return [] if value is None else [RewardPydanticModel.model_validate(named)]
+    if not isinstance(rewards, list):
+        raise ValueError(f"rewards are not {semconv.REWARD_PREFIX}.0 .. n-1: {rewards!r:.80}")
+    return [RewardPydanticModel.model_validate(reward) for reward in rewards]
+
+
+def is_reward_span(span: SpanLike) -> bool:
+    """Say whether a span records a reward."""
+    return get_reward_value(span) is not None
+
+
+def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
+    """Return the spans that record a reward."""
+    return [span for span in spans if is_reward_span(span)]
+
+
 def find_final_reward(spans: Iterable[SpanLike]) -> float | None:
     """Return the last reward that the spans record, in their given order, or None."""
     rewards = [value for span in spans if (value := get_reward_value(span)) is not None]
@@ -150,3 +179,35 @@ def _warn_rewards_differ() -> None:
         "an agent returned a reward that differs from the last one it emitted; the returned one "
         "counts, both are kept (said once)"
     )
+
+
+def reward(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Emit what a function returns as a reward; None is not emitted.
+
+    Deprecated: call `emit_reward`.
+    """
+    warnings.warn(
+        "the decorator `reward` is deprecated; call emit_reward",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            return _emitted(await function(*args, **kwargs))
+
+        return call_async
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _emitted(function(*args, **kwargs))
+
+    return call
+
+
+def _emitted(result: Any) -> Any:
+    if result is not None:
+        emit_reward(result)
+    return result

@@ -26,7 +26,8 @@ from agl_core.runner.execution import (
     run_in_thread,
 )
 from agl_core.runner.failure import classify_exception, describe_exception, format_traceback
-from agl_core.tracer.base import AttemptTrace, Tracer
+from agl_core.tracer.attempt_trace import AttemptTrace
+from agl_core.tracer.base import Tracer
 from agl_core.types.core import Attempt, AttemptedRollout, RolloutMode
 from agl_core.types.outcome import AttemptOutcome, FailureKind
 from agl_core.types.resources import PromptTemplate, ProxyLLM
@@ -101,7 +102,7 @@ async def run_attempt(
         rollout_id, make_attempt_id(rollout_id, attempt, claim), attempt, task, mode, started
     ).model_copy(update={"metadata": metadata})
     attempt_id = attempted.attempt.attempt_id
-    bound = llm.bind(rollout_id, attempt_id) if llm else None
+    bound = llm.with_attempted_rollout(attempted) if llm else None
 
     def call() -> Any:
         return agent.call(task, rollout=attempted, llm=bound, prompt_template=prompt_template)

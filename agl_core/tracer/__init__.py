@@ -1,21 +1,26 @@
 """Tracers: record what an agent and its model calls did, as OpenTelemetry spans of one attempt."""
 
-from agl_core.tracer.base import (
-    AttemptTrace,
+from agl_core.tracer.attempt_trace import AttemptTrace
+from agl_core.tracer.base import ModelCall, Tracer
+from agl_core.tracer.current import (
     CurrentAttempt,
-    ModelCall,
-    Tracer,
+    clear_active_tracer,
     get_active_tracer,
     get_current_attempt,
+    set_active_tracer,
 )
+from agl_core.tracer.dummy import DummyTracer
 from agl_core.tracer.otel import OtelTracer
 
 __all__ = [
     "AttemptTrace",
     "CurrentAttempt",
+    "DummyTracer",
     "ModelCall",
     "OtelTracer",
     "Tracer",
+    "clear_active_tracer",
     "get_active_tracer",
     "get_current_attempt",
+    "set_active_tracer",
 ]

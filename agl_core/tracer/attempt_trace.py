@@ -2,15 +2,19 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, Status, StatusCode
 
+from agl_core import semconv
+from agl_core.types.tracer import Span as SpanRecord
+
 logger = logging.getLogger(__name__)
 
 
-class OtelAttemptTrace:
+class AttemptTrace:
     """The spans of one attempt; safe to use from several threads."""
 
     def __init__(self, rollout_id: str, attempt_id: str, max_spans: int) -> None:
@@ -25,11 +29,38 @@ class OtelAttemptTrace:
         self._last_sequence_id = 0
         self._num_calls = 0
         self._closed = False
+        self._stored_ids: dict[int, int] = {}
+        """Sequence ids that a store gave, by span id."""
+        self._on_end: Callable[[], None] | None = None
 
     def spans(self) -> list[ReadableSpan]:
         """Return the spans that ended so far, in that order; all of them once closed."""
         with self._lock:
             return list(self._spans)
+
+    def recorded(self) -> list[SpanRecord]:
+        """Return the same spans as records, with the sequence ids of the store if it gave some."""
+        return [self.record(span) for span in self.spans()]
+
+    def record(self, span: ReadableSpan) -> SpanRecord:
+        """Return one of the spans as a record; its fields have the ids, not its attributes."""
+        number = self._stored_ids.get(_span_id(span), local_sequence_id(span))
+        record = SpanRecord.from_opentelemetry(span, self.rollout_id, self.attempt_id, number)
+        for name in (semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID):
+            record.attributes.pop(name, None)
+        return record
+
+    def is_numbered(self, span: ReadableSpan) -> bool:
+        """Say whether a store gave the span a sequence id."""
+        return _span_id(span) in self._stored_ids
+
+    def number(self, span: ReadableSpan, sequence_id: int) -> None:
+        """Note the sequence id that a store gave a span."""
+        self._stored_ids[_span_id(span)] = sequence_id
+
+    def on_end(self, listener: Callable[[], None]) -> None:
+        """Call a listener after each span that ends, in the thread where it does."""
+        self._on_end = listener
 
     def fail(self, description: str) -> None:
         """Mark the root span as failed."""
@@ -53,19 +84,22 @@ class OtelAttemptTrace:
             if self._closed:
                 return False
             is_root = span.get_span_context() == self.root.get_span_context()
-            if len(self._spans) < self.max_spans or is_root:
+            kept = len(self._spans) < self.max_spans or is_root
+            if kept:
                 self._spans.append(span)
-                return True
-            self.dropped_spans += 1
-            if self.dropped_spans > 1:
-                return True
-        logger.warning(
-            "more than %d spans, further ones are dropped: rollout=%s attempt=%s first=%s",
-            self.max_spans,
-            self.rollout_id,
-            self.attempt_id,
-            span.name,
-        )
+            else:
+                self.dropped_spans += 1
+            is_first_dropped = not kept and self.dropped_spans == 1
+        if kept and self._on_end is not None:
+            self._on_end()
+        if is_first_dropped:
+            logger.warning(
+                "more than %d spans, further ones are dropped: rollout=%s attempt=%s first=%s",
+                self.max_spans,
+                self.rollout_id,
+                self.attempt_id,
+                span.name,
+            )
         return True
 
     def close(self) -> None:
@@ -80,3 +114,15 @@ class OtelAttemptTrace:
                 self.rollout_id,
                 self.attempt_id,
             )
+
+
+def local_sequence_id(span: ReadableSpan) -> int:
+    """Return the number that a span got when it started; 0 if it has none."""
+    number = (span.attributes or {}).get(semconv.SEQUENCE_ID)
+    return number if isinstance(number, int) else 0
+
+
+def _span_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None, "a span that was recorded has a context"
+    return context.span_id

@@ -1,63 +1,90 @@
-"""What a tracer promises, and which attempt the running code belongs to.
+"""What a tracer promises: attempts, spans in them, and their way to a store.
 
-The current attempt lives in one context variable: it follows `await`, new asyncio tasks, and
-threads that run in a copied context. There is no active tracer per process, so many attempts run at
-once in one process.
+A tracer implements three things (`attempt`, `start_span`, `start_call`); what users and emitters
+call is built on them here. Many attempts may be open at once.
 """
 
+import asyncio
+import logging
+import secrets
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, TypeVar
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Span
+from opentelemetry import trace as otel
+from opentelemetry.trace import Span as OtelSpan
 
-AttributeValue = Any
-"""A primitive or a sequence of primitives, as OpenTelemetry defines it."""
+from agl_core.errors import AglError
+from agl_core.store.base import LightningStore
+from agl_core.tracer.attempt_trace import AttemptTrace
+from agl_core.tracer.attributes import AttributeValue
+from agl_core.tracer.export import SpanExporter
+from agl_core.tracer.recording import SpanRecording, set_status, to_nanoseconds
+from agl_core.types.core import ParallelWorkerBase
+from agl_core.types.tracer import Span, SpanCoreFields, TraceStatus
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class AttemptTrace(Protocol):
-    """The spans of one attempt."""
-
-    rollout_id: str
-    attempt_id: str
-
-    def spans(self) -> list[ReadableSpan]:
-        """Return the spans that ended so far, in that order; all of them once closed."""
-        ...
-
-    def fail(self, description: str) -> None:
-        """Mark the attempt's root span as failed."""
-        ...
+_last_trace: ContextVar["tuple[Tracer, AttemptTrace] | None"] = ContextVar(
+    "agl_last_trace", default=None
+)
+"""What this task or thread recorded last."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """One model call that the proxy is serving."""
 
-    span: Span
+    span: OtelSpan
     """Started as a child of the attempt's root span; whoever asked for it ends it."""
     index: int
     """0-based number of the call within its attempt, in order of arrival."""
 
 
-class Tracer(ABC):
+class Tracer(ParallelWorkerBase, ABC):
     """Records the spans of many attempts at once."""
 
+    def __init__(self) -> None:
+        self._store: LightningStore | None = None
+        self._last_trace: AttemptTrace | None = None
+
     @abstractmethod
-    def attempt(self, rollout_id: str, attempt_id: str) -> AbstractContextManager[AttemptTrace]:
-        """Open an attempt: inside the context, spans are recorded for it.
+    def attempt(
+        self, rollout_id: str, attempt_id: str, *, name: str | None = None
+    ) -> AbstractContextManager[AttemptTrace]:
+        """Open an attempt: inside the context, spans are recorded for it, in memory.
+
+        Args:
+            rollout_id: The rollout.
+            attempt_id: The attempt of that rollout.
+            name: Of the root span, instead of `agentlightning.rollout`.
 
         Raises:
             ValueError: The same attempt is open already.
         """
 
     @abstractmethod
-    def start_span(self, name: str, attributes: Mapping[str, AttributeValue] | None = None) -> Span:
-        """Start a span of the current attempt, below the current span; the caller ends it."""
+    def start_span(
+        self,
+        name: str,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        start_time: float | None = None,
+    ) -> OtelSpan:
+        """Start a span of the current attempt, below the current span; the caller ends it.
+
+        Args:
+            name: Of the span.
+            attributes: What is known at its start.
+            start_time: In UTC epoch seconds; None for now.
+        """
 
     @abstractmethod
     def start_call(self, rollout_id: str, attempt_id: str) -> ModelCall:
@@ -67,36 +94,178 @@ class Tracer(ABC):
             TraceError: No such attempt is open.
         """
 
+    # For runners.
+
+    def init_worker(
+        self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Set up in one worker.
+
+        Args:
+            worker_id: Number of the worker, from 0.
+            store: Where attempts go whose `trace_context` names no other.
+            args: Not used.
+            kwargs: Not used.
+        """
+        super().init_worker(worker_id, *args, **kwargs)
+        self._store = store
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Undo `init`, when the last worker is done."""
+        super().teardown(*args, **kwargs)
+        self._store = None
+
+    @contextmanager
+    def lifespan(self, store: LightningStore | None = None) -> Generator[None]:
+        """Set the tracer up for one worker and undo it at the end, for use outside of a runner."""
+        self.init()
+        try:
+            self.init_worker(0, store)
+            try:
+                yield
+            finally:
+                self.teardown_worker(0)
+        finally:
+            self.teardown()
+
+    @asynccontextmanager
+    async def trace_context(
+        self,
+        name: str | None = None,
+        *,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AsyncGenerator[AttemptTrace]:
+        """Record an attempt and send its spans to the store, in the background while it runs and
+        the rest when it ends.
+
+        Args:
+            name: Of the root span, instead of `agentlightning.rollout`.
+            store: Instead of the one of `init_worker`.
+            rollout_id: The rollout.
+            attempt_id: The attempt of that rollout. Without both ids the spans stay in memory, for
+                `get_last_trace`.
+
+        Raises:
+            ValueError: One id is given without the other, or the same attempt is open already.
+            StoreError: The store refuses the attempt's spans.
+            TransientError: They could not be stored in time.
+        """
+        if (rollout_id is None) != (attempt_id is None):
+            raise ValueError("rollout_id and attempt_id must be given together or not at all")
+        store = store or self._store
+        if rollout_id is None or attempt_id is None:
+            rollout_id, attempt_id = _own_ids()
+            store = None
+        if store is None:
+            with self.attempt(rollout_id, attempt_id, name=name) as trace:
+                yield self._remember(trace)
+            return
+        exporter = SpanExporter(store)
+        try:
+            with self.attempt(rollout_id, attempt_id, name=name) as trace:
+                exporter.start(self._remember(trace))
+                yield trace
+        except (asyncio.CancelledError, Exception):
+            try:
+                await exporter.finish()
+            except AglError:  # what ended the attempt is the news
+                logger.exception("spans were lost: rollout=%s attempt=%s", rollout_id, attempt_id)
+            raise
+        await exporter.finish()
+
+    def trace_run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function and record it; `get_last_trace` has the spans."""
+        with self.attempt(*_own_ids(), name=_name_of(function)) as trace:
+            self._remember(trace)
+            return function(*args, **kwargs)
+
+    async def trace_run_async(
+        self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call an async function and record it; `get_last_trace` has the spans."""
+        async with self.trace_context(_name_of(function)):
+            return await function(*args, **kwargs)
+
+    def get_last_trace(self) -> list[Span]:
+        """Return the spans of the attempt that this task or thread recorded last, or is recording;
+        where it recorded none, of the one begun last anywhere.
+        """
+        here = _last_trace.get()
+        trace = here[1] if here and here[0] is self else self._last_trace
+        return trace.recorded() if trace else []
+
+    def _remember(self, trace: AttemptTrace) -> AttemptTrace:
+        self._last_trace = trace
+        _last_trace.set((self, trace))
+        return trace
+
+    # For emitters.
+
     def create_span(
-        self, name: str, attributes: Mapping[str, AttributeValue] | None = None
-    ) -> ReadableSpan:
-        """Record a span without duration in the current attempt and return it."""
-        span = self.start_span(name, attributes)
-        span.end()
-        assert isinstance(span, ReadableSpan)
-        return span
+        self,
+        name: str,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
+        """Record a span without duration in the current attempt and return what it records.
+
+        Args:
+            name: Of the span.
+            attributes: What it records.
+            timestamp: In UTC epoch seconds; None for now.
+            status: None for UNSET.
+        """
+        now = time.time() if timestamp is None else timestamp
+        status = status or TraceStatus()
+        span = self.start_span(name, attributes, now)
+        set_status(span, status.status_code, status.description)
+        span.end(to_nanoseconds(now))
+        return SpanCoreFields(
+            name=name,
+            attributes=dict(attributes or {}),
+            start_time=now,
+            end_time=now,
+            status=status,
+        )
+
+    @contextmanager
+    def operation_context(
+        self,
+        name: str,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> Generator[SpanRecording]:
+        """Record what happens inside as one span, the parent of the spans in it.
+
+        Args:
+            name: Of the span.
+            attributes: What is known at its start.
+            start_time: In UTC epoch seconds; None for now.
+            end_time: None for when the context ends.
+        """
+        start_time = time.time() if start_time is None else start_time
+        core = SpanCoreFields(name=name, attributes=dict(attributes or {}), start_time=start_time)
+        recording = SpanRecording(self.start_span(name, attributes, start_time), core)
+        try:
+            with otel.use_span(
+                recording.span, record_exception=False, set_status_on_exception=False
+            ):
+                yield recording
+        except BaseException as error:
+            recording.record_exception(error)
+            raise
+        finally:
+            recording.finalize(end_time)
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentAttempt:
-    """The attempt that the running code belongs to."""
-
-    tracer: Tracer
-    rollout_id: str
-    attempt_id: str
+def _own_ids() -> tuple[str, str]:
+    """Return ids for a trace that belongs to no rollout."""
+    return f"ro-{secrets.token_hex(6)}", f"at-{secrets.token_hex(4)}"
 
 
-_current_attempt: ContextVar[CurrentAttempt | None] = ContextVar(
-    "agl_current_attempt", default=None
-)
-
-
-def get_current_attempt() -> CurrentAttempt | None:
-    """Return the attempt of the running code, or None outside of any."""
-    return _current_attempt.get()
-
-
-def get_active_tracer() -> Tracer | None:
-    """Return the tracer that records the running code's attempt, or None outside of any."""
-    current = _current_attempt.get()
-    return current.tracer if current else None
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)

@@ -11,6 +11,8 @@ import logging
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
@@ -22,15 +24,14 @@ from opentelemetry.trace import Span
 
 from agl_core import semconv
 from agl_core.errors import TraceError
-from agl_core.tracer.attempt_trace import OtelAttemptTrace
-from agl_core.tracer.base import (
-    AttributeValue,
-    CurrentAttempt,
-    ModelCall,
-    Tracer,
-    _current_attempt,
-    get_current_attempt,
-)
+from agl_core.store.base import LightningStore
+from agl_core.tracer.attempt_trace import AttemptTrace
+from agl_core.tracer.attributes import AttributeValue
+from agl_core.tracer.base import ModelCall, Tracer
+from agl_core.tracer.current import CurrentAttempt, current_attempt, get_current_attempt
+from agl_core.tracer.global_provider import install_routing_provider
+from agl_core.tracer.openai_calls import instrument_openai, uninstrument_openai
+from agl_core.tracer.recording import to_nanoseconds
 
 logger = logging.getLogger(__name__)
 
@@ -39,47 +40,109 @@ _Key = tuple[str, str]
 
 
 class OtelTracer(Tracer):
-    """Record spans per attempt with the OpenTelemetry SDK."""
+    """Record spans per attempt with the OpenTelemetry SDK.
 
-    def __init__(self, *, max_spans_per_attempt: int = 10_000) -> None:
+    Args:
+        max_spans_per_attempt: Further spans are dropped and counted.
+        instrument_openai: Whether, between `init_worker` and `teardown_worker`, the calls of OpenAI
+            clients are recorded that do not go through the recording proxy.
+    """
+
+    def __init__(
+        self, *, max_spans_per_attempt: int = 10_000, instrument_openai: bool = True
+    ) -> None:
+        super().__init__()
         self.max_spans_per_attempt = max_spans_per_attempt
+        self.instrument_openai = instrument_openai
         self.late_spans = 0
         """Spans that ended after their attempt was closed."""
         self.unattributed_spans = 0
         """Spans that belong to no attempt."""
         self._lock = threading.Lock()
-        self._open: dict[_Key, OtelAttemptTrace] = {}
+        self._open: dict[_Key, AttemptTrace] = {}
         self.provider = _make_provider(_AttemptRouter(self))
         """For instrumentations that want a provider; it is not installed globally."""
         self._otel = self.provider.get_tracer("agl_core")
 
+    def __reduce__(self) -> Any:
+        """Start afresh in another process, with the same settings."""
+        settings = {
+            "max_spans_per_attempt": self.max_spans_per_attempt,
+            "instrument_openai": self.instrument_openai,
+        }
+        return partial(type(self), **settings), ()
+
+    def init_worker(
+        self, worker_id: int, store: LightningStore | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Set up in one worker: also for spans by OpenTelemetry's global API, and OpenAI's clients.
+
+        Args:
+            worker_id: Number of the worker, from 0.
+            store: Where attempts go whose `trace_context` names no other.
+            args: Not used.
+            kwargs: Not used.
+        """
+        super().init_worker(worker_id, store, *args, **kwargs)
+        install_routing_provider()
+        if self.instrument_openai:
+            instrument_openai(self)
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Undo `init_worker`; the global provider stays and records nothing outside of attempts."""
+        uninstrument_openai(self)
+        super().teardown_worker(worker_id, *args, **kwargs)
+
     @contextmanager
-    def attempt(self, rollout_id: str, attempt_id: str) -> Generator[OtelAttemptTrace]:
-        """Open an attempt: inside the context, spans are recorded for it.
+    def attempt(
+        self, rollout_id: str, attempt_id: str, *, name: str | None = None
+    ) -> Generator[AttemptTrace]:
+        """Open an attempt: inside the context, spans are recorded for it, in memory.
+
+        Args:
+            rollout_id: The rollout.
+            attempt_id: The attempt of that rollout.
+            name: Of the root span, instead of `agentlightning.rollout`.
 
         Raises:
             ValueError: The same attempt is open already.
         """
-        trace = OtelAttemptTrace(rollout_id, attempt_id, self.max_spans_per_attempt)
+        trace = AttemptTrace(rollout_id, attempt_id, self.max_spans_per_attempt)
         with self._lock:
             if (rollout_id, attempt_id) in self._open:
                 raise ValueError(f"rollout {rollout_id}, attempt {attempt_id} is open already")
             self._open[rollout_id, attempt_id] = trace
-        current = _current_attempt.set(CurrentAttempt(self, rollout_id, attempt_id))
+        current = current_attempt.set(CurrentAttempt(self, rollout_id, attempt_id))
         # An empty parent context: the attempt is the root of its own trace, whatever surrounds it.
-        trace.root = self._otel.start_span(semconv.ROLLOUT_SPAN, otel_context.Context())
+        trace.root = self._otel.start_span(name or semconv.ROLLOUT_SPAN, otel_context.Context())
         try:
             with otel.use_span(trace.root, end_on_exit=True):
                 yield trace
         finally:
-            _current_attempt.reset(current)
+            current_attempt.reset(current)
             with self._lock:
                 del self._open[rollout_id, attempt_id]
             trace.close()
 
-    def start_span(self, name: str, attributes: Mapping[str, AttributeValue] | None = None) -> Span:
-        """Start a span of the current attempt, below the current span; the caller ends it."""
-        return self._otel.start_span(name, self._parent_context(), attributes=attributes)
+    def start_span(
+        self,
+        name: str,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        start_time: float | None = None,
+    ) -> Span:
+        """Start a span of the current attempt, below the current span; the caller ends it.
+
+        Args:
+            name: Of the span.
+            attributes: What is known at its start.
+            start_time: In UTC epoch seconds; None for now.
+        """
+        return self._otel.start_span(
+            name,
+            self._parent_context(),
+            attributes=attributes,
+            start_time=None if start_time is None else to_nanoseconds(start_time),
+        )
 
     def start_call(self, rollout_id: str, attempt_id: str) -> ModelCall:
         """Start the span of a model call by the attempt's ids, from any thread.
@@ -102,7 +165,7 @@ class OtelTracer(Tracer):
         )
         return ModelCall(span, index)
 
-    def find_open(self, rollout_id: str, attempt_id: str) -> OtelAttemptTrace | None:
+    def find_open(self, rollout_id: str, attempt_id: str) -> AttemptTrace | None:
         """Return the open attempt with these ids, or None."""
         with self._lock:
             return self._open.get((rollout_id, attempt_id))
@@ -176,7 +239,7 @@ class _RecordingProvider(TracerProvider):
         limits = SpanLimits(unset, unset, unset, unset, unset, unset, unset, unset)
         super().__init__(
             sampler=ALWAYS_ON,  # OTEL_TRACES_SAMPLER must not thin out training data either
-            resource=Resource({"agentlightning.tracer.name": "otel"}),
+            resource=Resource({semconv.TRACER_NAME: "otel"}),
             shutdown_on_exit=False,
             span_limits=limits,
         )

@@ -1,8 +1,15 @@
 """Resources: what a rollout is given to work with (a model endpoint, a prompt)."""
 
+import functools
+import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from agl_core.types.core import AttemptedRollout
+from agl_core.types.template import fill_in_braces, fill_in_jinja
+
+logger = logging.getLogger(__name__)
 
 JsonDict = dict[str, Any]
 
@@ -41,6 +48,11 @@ class ProxyLLM(LLM):
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore
 
+    def __getattribute__(self, name: str) -> Any:
+        if name == "endpoint":
+            _warn_raw_endpoint()
+        return super().__getattribute__(name)
+
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Return the base URL that attributes calls to one attempt.
 
@@ -52,25 +64,33 @@ class ProxyLLM(LLM):
             ValueError: Only one of the two ids is given.
         """
         if rollout_id is None and attempt_id is None:
-            return self.endpoint
+            return self.__dict__["endpoint"]
         if not rollout_id or not attempt_id:
             raise ValueError("rollout_id and attempt_id must be strings or all be empty")
-        base = self.endpoint.rstrip("/")
+        base = self.__dict__["endpoint"].rstrip("/")
         attribution = f"/rollout/{rollout_id}/attempt/{attempt_id}"
         if base.endswith("/v1"):
             return f"{base.removesuffix('/v1')}{attribution}/v1"
         return base + attribution
 
-    def bind(self, rollout_id: str, attempt_id: str) -> LLM:
+    def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """Return a plain `LLM` whose endpoint names the attempt, for agents that need not know
         about it.
         """
         return LLM(
-            endpoint=self.get_base_url(rollout_id, attempt_id),
+            endpoint=self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=self.model,
             api_key=self.api_key,
             sampling_parameters=self.sampling_parameters,
         )
+
+
+@functools.cache
+def _warn_raw_endpoint() -> None:
+    logger.warning(
+        "calls to the endpoint of a ProxyLLM belong to no attempt; use get_base_url(rollout_id, "
+        "attempt_id) or with_attempted_rollout(rollout) (said once)"
+    )
 
 
 class PromptTemplate(Resource):
@@ -78,11 +98,23 @@ class PromptTemplate(Resource):
 
     resource_type: Literal["prompt_template"] = "prompt_template"
     template: str
-    engine: Literal["f-string"] = "f-string"
+    engine: Literal["f-string", "jinja", "poml"] = "f-string"
+    """`{name}`, or `{{ name }}` with all of Jinja in its sandbox."""
 
     def format(self, **values: Any) -> str:
-        """Return the prompt with `{name}` replaced by the given values."""
-        return self.template.format(**values)
+        """Return the prompt with the given values filled in.
+
+        A template may be text of a model: what starts with an underscore cannot be reached.
+
+        Raises:
+            NotImplementedError: The engine is `poml`.
+            ValueError: The template is malformed (a stray brace), names a value that is not given,
+                or cannot be filled in with these.
+        """
+        if self.engine == "poml":
+            raise NotImplementedError("POML templates are not supported; use f-string or jinja")
+        fill_in = fill_in_braces if self.engine == "f-string" else fill_in_jinja
+        return fill_in(self.template, values)
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]

@@ -15,7 +15,7 @@ def test_nested_annotation_is_flattened_with_dots():
 
 
 def test_annotation_outside_of_an_attempt_is_refused():
-    with pytest.raises(RuntimeError, match="no active attempt"):
+    with pytest.raises(RuntimeError, match="no active tracer"):
         emit_annotation({"a": 1})
 
 

@@ -54,7 +54,7 @@ def test_reward_that_is_none_is_refused(reward, primary_key, error):
 
 
 def test_reward_outside_of_an_attempt_is_refused():
-    with pytest.raises(RuntimeError, match="no active attempt"):
+    with pytest.raises(RuntimeError, match="no active tracer"):
         emit_reward(1.0)
 
 

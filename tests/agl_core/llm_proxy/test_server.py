@@ -51,6 +51,7 @@ def test_open_address_needs_a_token():
 
 def test_resource_points_at_the_proxy():
     with ProxyServer(CONFIG, OtelTracer()) as server:
-        llm = server.as_resource("m", {"temperature": 1.0}).bind("ro-1", "at-1")
-        assert llm.endpoint == f"{server.url}/rollout/ro-1/attempt/at-1/v1"
+        llm = server.as_resource("m", {"temperature": 1.0})
+        url = llm.get_base_url("ro-1", "at-1")
+        assert url == f"{server.url}/rollout/ro-1/attempt/at-1/v1"
         assert llm.sampling_parameters == {"temperature": 1.0}

@@ -1,9 +1,32 @@
+import logging
+import pickle
+
 import pytest
 from pydantic import TypeAdapter
 
-from agl_core.types.resources import LLM, NamedResources, PromptTemplate, ProxyLLM
+from agl_core.types.core import Attempt, AttemptedRollout
+from agl_core.types.resources import (
+    LLM,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    _warn_raw_endpoint,
+)
 
 PROXY = ProxyLLM(endpoint="http://127.0.0.1:8000/v1", model="v000003", api_key="secret")
+ATTEMPTED = AttemptedRollout(
+    rollout_id="ro-1",
+    input=None,
+    start_time=0.0,
+    attempt=Attempt(rollout_id="ro-1", attempt_id="at-2", sequence_id=1, start_time=0.0),
+)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture):
+    _warn_raw_endpoint.cache_clear()
+    with caplog.at_level(logging.WARNING, "agl_core.types.resources"):
+        yield lambda: [r for r in caplog.records if r.name == "agl_core.types.resources"]
 
 
 def test_the_base_url_names_rollout_and_attempt_before_v1():
@@ -17,7 +40,7 @@ def test_an_endpoint_without_v1_gets_the_attribution_at_its_end():
 
 
 def test_without_ids_the_endpoint_is_as_it_is():
-    assert PROXY.get_base_url() == PROXY.endpoint
+    assert PROXY.get_base_url() == "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize(("rollout", "attempt"), [("ro-1", None), (None, "at-2"), ("", "")])
@@ -26,11 +49,28 @@ def test_one_id_alone_is_refused(rollout: str | None, attempt: str | None):
         PROXY.get_base_url(rollout, attempt)
 
 
-def test_a_bound_model_needs_no_ids_and_keeps_the_rest():
-    llm = PROXY.bind("ro-1", "at-2")
+def test_a_model_of_an_attempt_needs_no_ids_and_keeps_the_rest():
+    llm = PROXY.with_attempted_rollout(ATTEMPTED)
     assert type(llm) is LLM
     assert llm.get_base_url() == PROXY.get_base_url("ro-1", "at-2")
     assert (llm.model, llm.api_key) == ("v000003", "secret")
+
+
+def test_reading_the_raw_endpoint_of_a_proxy_warns_once(warnings):
+    assert PROXY.endpoint == "http://127.0.0.1:8000/v1"
+    assert PROXY.endpoint == "http://127.0.0.1:8000/v1"
+    (warning,) = warnings()
+    assert "use get_base_url" in warning.getMessage()
+
+
+def test_nothing_but_reading_the_raw_endpoint_warns(warnings):
+    PROXY.get_base_url("ro-1", "at-2")
+    PROXY.with_attempted_rollout(ATTEMPTED)
+    again = pickle.loads(pickle.dumps(ProxyLLM.model_validate_json(PROXY.model_dump_json())))
+    assert again.model_copy(deep=True) == PROXY
+    assert "8000/v1" in repr(again)
+    assert LLM(endpoint="http://x/v1", model="m").endpoint == "http://x/v1"
+    assert warnings() == []
 
 
 def test_named_resources_keep_their_kind_through_json():
@@ -41,5 +81,54 @@ def test_named_resources_keep_their_kind_through_json():
     assert isinstance(again["llm"], ProxyLLM)
 
 
-def test_a_prompt_is_filled_in():
-    assert PromptTemplate(template="Hi {name}").format(name="Ada") == "Hi Ada"
+@pytest.mark.parametrize(
+    ("engine", "template"),
+    [
+        ("f-string", "Hi {name}, {task[question]} {{as is}} {score:.1f}"),
+        ("jinja", "Hi {{ name }}, {{ task.question }} {as is} {{ '%.1f' % score }}"),
+    ],
+)
+def test_a_prompt_is_filled_in(engine, template):
+    prompt = PromptTemplate(template=template, engine=engine)
+    filled = prompt.format(name="Ada", task={"question": "{why}?"}, score=0.25)
+    assert filled == "Hi Ada, {why}? {as is} 0.2"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("stray }", "Single '}'"),
+        ("stray {", "brace that is text is written twice"),
+        ('{"json": 1}', r'no value for the place \{"json"\} \(given: name\)'),
+        ("{}", r"no value for the place \{0\}"),
+        ("{nobody}", "no value for the place"),
+        ("{name.nothing}", "no attribute"),
+        ("{name.__class__}", "private"),
+        ("{name[__x]}", "private"),
+        ("{name:d}", "format code"),
+    ],
+)
+def test_a_template_that_braces_cannot_fill_in_is_refused(template, reason):
+    with pytest.raises(ValueError, match=reason):
+        PromptTemplate(template=template).format(name="Ada")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ name",
+        "{{ nobody }}",
+        "{% for %}",
+        "{{ name.__class__.__mro__ }}",
+        "{{ names.append(1) }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_that_jinja_cannot_fill_in_is_refused(template):
+    with pytest.raises(ValueError, match="cannot be filled in"):
+        PromptTemplate(template=template, engine="jinja").format(name="Ada", names=[])
+
+
+def test_poml_is_not_supported():
+    with pytest.raises(NotImplementedError, match="POML"):
+        PromptTemplate(template="<poml/>", engine="poml").format()

@@ -1,0 +1,59 @@
+"""The one way of every emitter: check the attributes, let the active tracer record the span."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from agl_core.env_var import LightningEnvVar, resolve_bool_env_var
+from agl_core.tracer.attributes import check_attributes_sanity, flatten_attributes
+from agl_core.tracer.base import Tracer
+from agl_core.tracer.current import get_active_tracer
+from agl_core.tracer.dummy import DummyTracer
+from agl_core.types.tracer import SpanCoreFields, TraceStatus
+
+logger = logging.getLogger(__name__)
+
+
+def emit(
+    name: str,
+    attributes: Mapping[str, Any],
+    *,
+    propagate: bool,
+    status: TraceStatus | None = None,
+) -> SpanCoreFields:
+    """Record a span without duration and return what it records.
+
+    Args:
+        name: Of the span.
+        attributes: Nested mappings and lists are flattened with dots.
+        propagate: Whether the active tracer records it; else it is only returned.
+        status: How it ended; None for no statement.
+
+    Raises:
+        RuntimeError: `propagate`, and no tracer is active.
+        ValueError: A name is not a string, or a value is not a primitive.
+    """
+    flat = flatten_attributes(attributes)
+    check_attributes_sanity(flat)
+    tracer = tracer_for(propagate)
+    if resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):
+        logger.info("emitted %s: %s", name, flat)
+    return tracer.create_span(name, flat, status=status)
+
+
+def tracer_for(propagate: bool) -> Tracer:
+    """Return the active tracer, or without `propagate` one that keeps nothing.
+
+    Raises:
+        RuntimeError: `propagate`, and no tracer is active.
+    """
+    if not propagate:
+        return DummyTracer()
+    tracer = get_active_tracer()
+    if tracer is None:
+        raise RuntimeError(
+            "no active tracer: annotations, rewards and the like are emitted by an agent while it "
+            "runs (a thread that the agent starts needs its context: "
+            "contextvars.copy_context().run); propagate=False only builds the span"
+        )
+    return tracer

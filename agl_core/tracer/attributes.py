@@ -1,0 +1,265 @@
+"""Attributes of spans: nested values under dotted names, tags, links, exceptions. Pure functions.
+
+{"a": {"b": [1, 2]}}  <->  {"a.b.0": 1, "a.b.1": 2}
+"""
+
+import json
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from agl_core import semconv
+
+Primitive = str | bool | int | float
+AttributeValue = Any
+"""A primitive or a sequence of primitives of one type, as OpenTelemetry defines it."""
+
+
+class LinkAttributes(BaseModel):
+    """Names a span by one of its attributes, or by `trace_id` or `span_id`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key_match: str
+    value_match: str
+
+
+class _Span(Protocol):
+    @property
+    def trace_id(self) -> str: ...
+    @property
+    def span_id(self) -> str: ...
+    @property
+    def attributes(self) -> Mapping[str, Any]: ...
+
+
+AnySpan = TypeVar("AnySpan", bound=_Span)
+
+
+def flatten_attributes(
+    nested: Mapping[str, Any] | Sequence[Any], expand_leaf_lists: bool = True
+) -> dict[str, Any]:
+    """Return the leaves of nested mappings and lists under dotted names; what is empty is left out.
+
+    Args:
+        nested: Mappings with string keys, lists, and any leaves.
+        expand_leaf_lists: Whether a list of primitives is taken apart as well; else it is a leaf.
+
+    Raises:
+        ValueError: A key is not a string.
+    """
+    return dict(_leaves("", nested, expand_leaf_lists))
+
+
+def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        children = list(value.items())
+    elif isinstance(value, list | tuple) and (expand_leaf_lists or not _is_leaf_list(value)):
+        children = [(str(number), child) for number, child in enumerate(value)]
+    else:
+        yield path, value
+        return
+    for name, child in children:
+        if not isinstance(name, str):
+            raise ValueError(f"attribute name {name!r} under {path!r} is not a string")
+        yield from _leaves(f"{path}.{name}" if path else name, child, expand_leaf_lists)
+
+
+def _is_leaf_list(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Primitive) for value in values)
+
+
+def to_plain(value: Any) -> Any:
+    """Return pydantic models and mappings as dicts with string keys, however deep."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(child) for name, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(child) for child in value]
+    return value
+
+
+def unflatten_attributes(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
+    """Return the nested form of dotted names.
+
+    Names that are exactly 0 .. n-1 become a list. Where a name has a value and names below it, the
+    names below it count.
+    """
+    root: dict[str, Any] = {}
+    # Longer names last, so that they replace a value at a shorter one.
+    for name in sorted(flat, key=lambda name: name.count(".")):
+        *parents, last = name.split(".")
+        node = root
+        for parent in parents:
+            child = node.get(parent)
+            if not isinstance(child, _Branch):
+                child = node[parent] = _Branch()
+            node = child
+        node[last] = flat[name]
+    return _with_lists(root)
+
+
+class _Branch(dict[str, Any]):
+    """A mapping that unflattening made, apart from mappings that are values."""
+
+
+def _with_lists(node: dict[str, Any]) -> dict[str, Any] | list[Any]:
+    children = {
+        name: _with_lists(child) if isinstance(child, _Branch) else child
+        for name, child in node.items()
+    }
+    names = [str(number) for number in range(len(children))]
+    if children and set(names) == set(children):
+        return [children[name] for name in names]
+    return children
+
+
+def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the attributes with this name or below it."""
+    prefix = prefix.removesuffix(".")
+    return {
+        name: value
+        for name, value in attributes.items()
+        if name == prefix or name.startswith(f"{prefix}.")
+    }
+
+
+def filter_and_unflatten_attributes(
+    attributes: Mapping[str, Any], prefix: str
+) -> dict[str, Any] | list[Any]:
+    """Return the nested form of the attributes below a name, without it."""
+    prefix = prefix.removesuffix(".") + "."
+    return unflatten_attributes(
+        {
+            name.removeprefix(prefix): value
+            for name, value in attributes.items()
+            if name.startswith(prefix)
+        }
+    )
+
+
+def sanitize_attribute_value(value: Any) -> AttributeValue:
+    """Return a value that OpenTelemetry can record: a primitive, a list of one kind, else JSON."""
+    if isinstance(value, Primitive):
+        return value
+    if isinstance(value, list | tuple) and _is_uniform(value):
+        return list(value)
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def sanitize_attribute_values(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """Return attributes whose values OpenTelemetry can record."""
+    return {name: sanitize_attribute_value(value) for name, value in attributes.items()}
+
+
+def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
+    """Check that a span can record these attributes.
+
+    Raises:
+        ValueError: A name is not a string, or a value neither a primitive nor a list of primitives
+            of one type.
+    """
+    for name, value in attributes.items():
+        if not isinstance(name, str):
+            raise ValueError(f"attribute name {name!r} is not a string")
+        if isinstance(value, Primitive) or (isinstance(value, list | tuple) and _is_uniform(value)):
+            continue
+        raise ValueError(
+            f"attribute {name!r} is a {type(value).__name__}; only str, bool, int, float and lists "
+            "of one of them can be recorded"
+        )
+
+
+def _is_uniform(values: Sequence[Any]) -> bool:
+    kinds = {type(value) for value in values}
+    return len(kinds) <= 1 and _is_leaf_list(values)
+
+
+def make_tag_attributes(tags: Sequence[str]) -> dict[str, str]:
+    """Return attributes that tag a span."""
+    return {f"{semconv.TAG_PREFIX}.{number}": tag for number, tag in enumerate(tags)}
+
+
+def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
+    """Return the tags of a span.
+
+    Raises:
+        ValueError: They are not a list of strings.
+    """
+    tags = filter_and_unflatten_attributes(attributes, semconv.TAG_PREFIX)
+    if not tags:
+        return []
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise ValueError(f"tags are not {semconv.TAG_PREFIX}.0 .. n-1 with strings: {tags!r:.80}")
+    return tags
+
+
+def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes by which a span names another one.
+
+    Args:
+        links: Attributes that the other span has, all of them; the names `trace_id` and `span_id`
+            stand for its ids.
+
+    Raises:
+        ValueError: A value is not a string.
+    """
+    attributes: dict[str, str] = {}
+    for number, (key, value) in enumerate(links.items()):
+        if not isinstance(value, str):
+            raise ValueError(f"link {key!r} is a {type(value).__name__}, not a string")
+        attributes[f"{semconv.LINK_PREFIX}.{number}.key_match"] = key
+        attributes[f"{semconv.LINK_PREFIX}.{number}.value_match"] = value
+    return attributes
+
+
+def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkAttributes]:
+    """Return by what a span names another one.
+
+    Raises:
+        ValueError: They are not a list of `key_match` and `value_match`.
+    """
+    links = filter_and_unflatten_attributes(attributes, semconv.LINK_PREFIX)
+    if not links:
+        return []
+    if not isinstance(links, list):
+        raise ValueError(f"links are not {semconv.LINK_PREFIX}.0 .. n-1: {links!r:.80}")
+    return [LinkAttributes.model_validate(link) for link in links]
+
+
+def query_linked_spans(spans: Iterable[AnySpan], links: Iterable[LinkAttributes]) -> list[AnySpan]:
+    """Return the spans that all links match."""
+    links = list(links)
+    return [span for span in spans if all(_matches(span, link) for link in links)]
+
+
+def _matches(span: _Span, link: LinkAttributes) -> bool:
+    if link.key_match == "trace_id":
+        return span.trace_id == link.value_match
+    if link.key_match == "span_id":
+        return span.span_id == link.value_match
+    return span.attributes.get(link.key_match) == link.value_match
+
+
+def full_qualified_name(kind: type) -> str:
+    """Return the name of a class with its module, without it for builtins."""
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def format_exception_attributes(exception: BaseException) -> dict[str, Primitive]:
+    """Return the attributes that OpenTelemetry gives an exception."""
+    lines = traceback.format_exception(exception)
+    return {
+        semconv.EXCEPTION_TYPE: full_qualified_name(type(exception)),
+        semconv.EXCEPTION_MESSAGE: str(exception),
+        semconv.EXCEPTION_STACKTRACE: "".join(lines),
+        semconv.EXCEPTION_ESCAPED: True,
+    }

@@ -1,0 +1,1 @@
+"""Paths of Agent Lightning's utilities that its users import; each says where the thing lives."""
