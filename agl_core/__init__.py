@@ -8,6 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agl_core.adapter.base import Adapter, OtelTraceAdapter, TraceAdapter, TraceToTripletBase
+    from agl_core.adapter.messages import TraceToMessages
+    from agl_core.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
     from agl_core.algorithm.base import IterativeAlgorithm
     from agl_core.algorithm.verl.algorithm import VERL
     from agl_core.config import RunConfig
@@ -22,10 +25,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "LLM": "types.resources",
     "VERL": "algorithm.verl.algorithm",
+    "Adapter": "adapter.base",
     "Attempt": "types.core",
     "AttemptedRollout": "types.core",
     "IterativeAlgorithm": "algorithm.base",
+    "LlmProxyTraceToTriplet": "adapter.triplet",
     "NamedResources": "types.resources",
+    "OtelTraceAdapter": "adapter.base",
     "OtelTracer": "tracer.otel",
     "PromptTemplate": "types.resources",
     "ProxyLLM": "types.resources",
@@ -33,7 +39,11 @@ _HOMES = {
     "Rollout": "types.core",
     "RolloutConfig": "types.core",
     "RunConfig": "config",
+    "TraceAdapter": "adapter.base",
+    "TraceToMessages": "adapter.messages",
+    "TraceToTripletBase": "adapter.base",
     "Tracer": "tracer.base",
+    "TracerTraceToTriplet": "adapter.triplet",
     "emit_annotation": "emitter.annotation",
     "emit_reward": "emitter.reward",
     "find_final_reward": "emitter.reward",
@@ -45,10 +55,13 @@ _HOMES = {
 __all__ = [
     "LLM",
     "VERL",
+    "Adapter",
     "Attempt",
     "AttemptedRollout",
     "IterativeAlgorithm",
+    "LlmProxyTraceToTriplet",
     "NamedResources",
+    "OtelTraceAdapter",
     "OtelTracer",
     "PromptTemplate",
     "ProxyLLM",
@@ -56,7 +69,11 @@ __all__ = [
     "Rollout",
     "RolloutConfig",
     "RunConfig",
+    "TraceAdapter",
+    "TraceToMessages",
+    "TraceToTripletBase",
     "Tracer",
+    "TracerTraceToTriplet",
     "emit_annotation",
     "emit_reward",
     "find_final_reward",

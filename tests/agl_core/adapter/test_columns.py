@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from agl_core.adapter.triplet import spans_to_triplets
+from agl_core.adapter.columns import spans_to_triplets
 from agl_core.errors import TraceError
 from tests.builders import make_call, make_outcomes, make_requests, make_spans
 
