@@ -32,9 +32,12 @@ from .env_var import resolve_str_env_var as resolve_str_env_var
 from .litagent.decorator import llm_rollout as llm_rollout
 from .litagent.decorator import prompt_rollout as prompt_rollout
 from .litagent.decorator import rollout as rollout
+from .litagent.litagent import LitAgent as LitAgent
 from .logging import configure_logger as configure_logger
 from .logging import setup_logging as setup_logging
 from .logging import setup_module_logging as setup_module_logging
+from .runner.agent import LitAgentRunner as LitAgentRunner
+from .runner.base import Runner as Runner
 from .tracer.base import Tracer as Tracer
 from .tracer.current import clear_active_tracer as clear_active_tracer
 from .tracer.current import get_active_tracer as get_active_tracer

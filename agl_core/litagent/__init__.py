@@ -1,4 +1,4 @@
-"""Agents: ordinary functions of a task and a model (or a prompt) that return a reward."""
+"""Agents: classes with a `rollout` method, or functions of a task and a model (or a prompt)."""
 
 from agl_core.litagent.decorator import (
     FunctionalLitAgent,
@@ -8,9 +8,11 @@ from agl_core.litagent.decorator import (
     prompt_rollout,
     rollout,
 )
+from agl_core.litagent.litagent import LitAgent
 
 __all__ = [
     "FunctionalLitAgent",
+    "LitAgent",
     "as_agent",
     "llm_rollout",
     "load_agent",

@@ -1,40 +1,49 @@
-"""Agents are ordinary functions: which signatures are accepted, and the one form they get.
-
-    (task, llm)                    (task, llm, rollout)
-    (task, prompt_template)        (task, prompt_template, rollout)
-
-Sync or async; the first parameter has any name, the others are recognised by theirs. Further
-parameters need defaults.
-"""
+"""Functions as agents: the decorators, and how an agent is found by its path."""
 
 import functools
 import importlib
-import inspect
+import logging
 from collections.abc import Callable
-from inspect import Parameter
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from agl_core.errors import ConfigError
+from agl_core.litagent.litagent import LitAgent
+from agl_core.litagent.signature import (
+    AgentFunction,
+    SignatureError,
+    check_signature,
+    is_coroutine_function,
+    name_of,
+)
 from agl_core.types.core import AttemptedRollout
-from agl_core.types.resources import LLM, PromptTemplate
+from agl_core.types.resources import LLM, NamedResources, PromptTemplate, ProxyLLM, Resource
+from agl_core.types.tracer import RolloutRawResult
 
-AgentFunction = Callable[..., Any]
+logger = logging.getLogger(__name__)
 
-_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-_SIGNATURES = "(task, llm), (task, llm, rollout) or the same with prompt_template instead of llm"
+R = TypeVar("R", bound=Resource)
 
 
-class FunctionalLitAgent:
+class FunctionalLitAgent(LitAgent[Any]):
     """A function as an agent; still callable as the function it is.
+
+    It gets the first `LLM`, or `PromptTemplate`, of the resources.
+
+    Args:
+        function: What is run.
+        strip_proxy: Whether an LLM behind the recording proxy is bound to the attempt, so that the
+            function sees a plain `LLM`; else it calls `get_base_url` itself.
 
     Raises:
         ConfigError: The function's signature is not one of an agent.
     """
 
-    def __init__(self, function: AgentFunction) -> None:
-        self._wants = _check_signature(function)
+    def __init__(self, function: AgentFunction, *, strip_proxy: bool = True) -> None:
+        super().__init__()
+        self._wants = check_signature(function)
         self._function = function
-        self._is_async = _is_coroutine_function(function)
+        self._strip_proxy = strip_proxy
+        self._is_async = is_coroutine_function(function)
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,10 +53,19 @@ class FunctionalLitAgent:
     def __repr__(self) -> str:
         return f"<agent {self.name}>"
 
+    def __reduce__(self) -> Any:
+        """Travel by name where it stands in the function's place, else with the function."""
+        name = getattr(self._function, "__qualname__", None)
+        module = importlib.import_module(self._function.__module__) if name else None
+        if name and getattr(module, name, None) is self:
+            return name
+        rebuild = functools.partial(type(self), strip_proxy=self._strip_proxy)
+        return rebuild, (self._function,)
+
     @property
     def name(self) -> str:
         """Name of the function."""
-        return _name_of(self._function)
+        return name_of(self._function)
 
     @property
     def wants(self) -> frozenset[str]:
@@ -58,57 +76,136 @@ class FunctionalLitAgent:
         """Tell whether calling it returns a coroutine."""
         return self._is_async
 
-    def call(
-        self,
-        task: Any,
-        *,
-        rollout: AttemptedRollout,
-        llm: LLM | None = None,
-        prompt_template: PromptTemplate | None = None,
-    ) -> Any:
-        """Call the function with the arguments that it takes; returns a coroutine if it is async.
+    def check_resources(self, resources: NamedResources) -> None:
+        """Check that the resource that the function takes is given.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        for name, kind in (("llm", LLM), ("prompt_template", PromptTemplate)):
+            if name in self._wants and not any(isinstance(r, kind) for r in resources.values()):
+                raise ConfigError(f"agent {self.name} takes {name}, but no such resource is given")
+
+    def rollout(
+        self, task: Any, resources: NamedResources, rollout: AttemptedRollout
+    ) -> RolloutRawResult:
+        """Run the function, which is not async.
 
         Raises:
             ConfigError: It takes a resource that is not given.
+            RuntimeError: It is async.
         """
-        self.check_resources(llm=llm, prompt_template=prompt_template)
-        given = {"llm": llm, "prompt_template": prompt_template, "rollout": rollout}
-        return self._function(task, **{name: given[name] for name in self._wants})
+        if self._is_async:
+            raise RuntimeError(f"agent {self.name} is async; await rollout_async")
+        return self._function(task, **self._arguments(resources, rollout))
 
-    def check_resources(self, *, llm: LLM | None, prompt_template: PromptTemplate | None) -> None:
-        """Check that every resource that the function takes is given.
+    async def rollout_async(
+        self, task: Any, resources: NamedResources, rollout: AttemptedRollout
+    ) -> RolloutRawResult:
+        """Run the function, which is async.
 
         Raises:
-            ConfigError: One is not.
+            ConfigError: It takes a resource that is not given.
+            RuntimeError: It is not async.
         """
-        for name, value in (("llm", llm), ("prompt_template", prompt_template)):
-            if name in self._wants and value is None:
-                raise ConfigError(f"agent {self.name} takes {name}, but no such resource is given")
+        if not self._is_async:
+            raise RuntimeError(f"agent {self.name} is not async; call rollout")
+        return await self._function(task, **self._arguments(resources, rollout))
+
+    def _arguments(self, resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Any]:
+        """Return the function's arguments by name."""
+        self.check_resources(resources)
+        arguments: dict[str, Any] = {}
+        if "llm" in self._wants:
+            llm = _first(resources, LLM, self.name)
+            if self._strip_proxy and isinstance(llm, ProxyLLM):
+                llm = llm.with_attempted_rollout(rollout)
+            arguments["llm"] = llm
+        if "prompt_template" in self._wants:
+            arguments["prompt_template"] = _first(resources, PromptTemplate, self.name)
+        if "rollout" in self._wants:
+            arguments["rollout"] = rollout
+        return arguments
+
+
+def _first(resources: NamedResources, kind: type[R], agent: str) -> R:
+    """Return the first resource of a kind, of which there is one; warn where there are more."""
+    found = {name: value for name, value in resources.items() if isinstance(value, kind)}
+    if len(found) > 1:
+        logger.warning(
+            "agent %s takes one %s, gets the first of %s",
+            agent,
+            kind.__name__,
+            ", ".join(found),
+        )
+    return next(iter(found.values()))
 
 
 def rollout(function: AgentFunction) -> FunctionalLitAgent:
-    """Mark a function as an agent; optional, it checks the signature where the agent is defined.
+    """Make a function an agent by its signature: one that takes `llm`, or `prompt_template`.
 
     Raises:
-        ConfigError: The function's signature is not one of an agent.
-    """
-    return as_agent(function)
-
-
-llm_rollout = rollout
-prompt_rollout = rollout
-
-
-def as_agent(function: AgentFunction) -> FunctionalLitAgent:
-    """Return the function as an agent (an agent as it is).
-
-    Raises:
-        ConfigError: The function's signature is not one of an agent.
+        ConfigError: The function's signature is not one of an agent (a `NotImplementedError` too).
     """
     return function if isinstance(function, FunctionalLitAgent) else FunctionalLitAgent(function)
 
 
-def load_agent(path: str) -> FunctionalLitAgent:
+@overload
+def llm_rollout(function: AgentFunction) -> FunctionalLitAgent: ...
+@overload
+def llm_rollout(*, strip_proxy: bool = True) -> Callable[[AgentFunction], FunctionalLitAgent]: ...
+def llm_rollout(
+    function: AgentFunction | None = None, *, strip_proxy: bool = True
+) -> FunctionalLitAgent | Callable[[AgentFunction], FunctionalLitAgent]:
+    """Make a function that takes `llm` an agent.
+
+    Args:
+        function: What is decorated; None for use with parentheses.
+        strip_proxy: See `FunctionalLitAgent`.
+
+    Raises:
+        ConfigError: The function's signature is another.
+    """
+    if function is None:
+        return lambda function: llm_rollout(function, strip_proxy=strip_proxy)  # pyright: ignore
+    return _taking("llm", FunctionalLitAgent(function, strip_proxy=strip_proxy))
+
+
+@overload
+def prompt_rollout(function: AgentFunction) -> FunctionalLitAgent: ...
+@overload
+def prompt_rollout() -> Callable[[AgentFunction], FunctionalLitAgent]: ...
+def prompt_rollout(
+    function: AgentFunction | None = None,
+) -> FunctionalLitAgent | Callable[[AgentFunction], FunctionalLitAgent]:
+    """Make a function that takes `prompt_template` an agent.
+
+    Raises:
+        ConfigError: The function's signature is another.
+    """
+    if function is None:
+        return lambda function: prompt_rollout(function)
+    return _taking("prompt_template", FunctionalLitAgent(function))
+
+
+def _taking(resource: str, agent: FunctionalLitAgent) -> FunctionalLitAgent:
+    if resource not in agent.wants:
+        raise SignatureError(
+            f"agent {agent.name} must have a positional parameter called {resource!r}"
+        )
+    return agent
+
+
+def as_agent(agent: LitAgent[Any] | AgentFunction) -> LitAgent[Any]:
+    """Return a function as an agent, an agent as it is.
+
+    Raises:
+        ConfigError: The function's signature is not one of an agent.
+    """
+    return agent if isinstance(agent, LitAgent) else FunctionalLitAgent(agent)
+
+
+def load_agent(path: str) -> LitAgent[Any]:
     """Import an agent by its path.
 
     Args:
@@ -133,52 +230,3 @@ def load_agent(path: str) -> FunctionalLitAgent:
         return as_agent(getattr(module, attribute))
     except ConfigError as error:
         raise ConfigError(f"agent {path!r}: {error}") from error
-
-
-def _name_of(function: AgentFunction) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _is_coroutine_function(function: AgentFunction) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-    )
-
-
-def _check_signature(function: AgentFunction) -> frozenset[str]:
-    """Return which resources and context the function takes."""
-    if not callable(function) or inspect.isclass(function):
-        raise ConfigError(f"an agent is a function {_SIGNATURES}, got {function!r}")
-    name = _name_of(function)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"agent {name} is a generator; an agent returns its reward or None")
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].kind not in _POSITIONAL:
-        raise ConfigError(
-            f"agent {name} has no first parameter for its task; expected {_SIGNATURES}"
-        )
-    others = parameters[1:]
-    wants = frozenset(parameter.name for parameter in others if _is_known(parameter))
-    if len(wants & {"llm", "prompt_template"}) != 1:
-        raise ConfigError(
-            f"agent {name} must take exactly one of llm and prompt_template; expected {_SIGNATURES}"
-        )
-    for parameter in others:
-        if parameter.name not in wants and not _is_optional(parameter):
-            raise ConfigError(
-                f"agent {name} has a parameter {parameter.name!r} that nothing fills; "
-                f"expected {_SIGNATURES}"
-            )
-    return wants
-
-
-def _is_optional(parameter: Parameter) -> bool:
-    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    return parameter.default is not Parameter.empty or parameter.kind in variadic
-
-
-def _is_known(parameter: Parameter) -> bool:
-    return parameter.name in ("llm", "prompt_template", "rollout") and parameter.kind in (
-        Parameter.POSITIONAL_OR_KEYWORD,
-        Parameter.KEYWORD_ONLY,
-    )

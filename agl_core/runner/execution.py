@@ -33,6 +33,10 @@ class LeakCounter:
         """All that ever leaked, including those that ended since."""
         self._kept: set[asyncio.Task[Any]] = set()  # the event loop holds tasks weakly
 
+    def __reduce__(self) -> Any:
+        """Count from 0 in another process."""
+        return type(self), ()
+
     def add_thread(self, thread: Future[Any]) -> None:
         """Count a thread until it ends."""
         with self._lock:

@@ -13,6 +13,7 @@ A kill therefore costs at most the rollouts of one flush window.
 import asyncio
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -30,14 +31,17 @@ from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
 from agl_core.ledger.spans import numeric_annotations, spans_to_table
 from agl_core.ledger.tables import OUTCOMES, SPANS
-from agl_core.litagent.decorator import FunctionalLitAgent, load_agent
+from agl_core.litagent.decorator import load_agent
+from agl_core.litagent.litagent import LitAgent
 from agl_core.llm_proxy.app import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
 from agl_core.runner.execution import LeakCounter
-from agl_core.runner.rollout import AttemptResult, run_attempt
+from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id
+from agl_core.runner.rollout import run_attempt
 from agl_core.tracer.otel import OtelTracer
+from agl_core.types.core import Attempt, AttemptedRollout
 from agl_core.types.outcome import AttemptOutcome
-from agl_core.types.resources import ProxyLLM
+from agl_core.types.resources import NamedResources, ProxyLLM
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +78,7 @@ class Shard:
         ref: ShardRef,
         rollouts: RolloutSet,
         requests: list[dict[str, Any]],
-        agent: FunctionalLitAgent,
+        agent: LitAgent[Any],
     ) -> None:
         self.ref = ref
         self.settings = ref.settings
@@ -87,7 +91,7 @@ class Shard:
         self._tracer = OtelTracer()
         self._leaks = LeakCounter()
         self._llm: ProxyLLM | None = None
-        self._attempts: dict[int, list[AttemptResult]] = {}
+        self._attempts: dict[int, list[JudgedAttempt]] = {}
         self._ready: list[int] = []
         self._kinds: Counter[str] = Counter()
         self._num_chunks = 0
@@ -123,23 +127,37 @@ class Shard:
                 f"shard {self.ref.name}: {self._leaks.threads} agents still run past their "
                 f"deadline of {self.settings.timeout_seconds:g} s; threads cannot be killed"
             )
-        request = self._requests[index]
+        resources: NamedResources = {} if self._llm is None else {"main_llm": self._llm}
         result = await run_attempt(
             self._agent,
-            index=index,
-            task=json.loads(request["input"]),
-            rollout_id=request["rollout_id"],
-            claim=self.ref.claim,
-            attempt=attempt,
-            llm=self._llm,
+            self._attempted_rollout(index, attempt),
+            resources=resources,
             tracer=self._tracer,
             timeout_seconds=self.settings.timeout_seconds,
-            mode=request["mode"],
-            metadata={name: request[name] for name in ("dataset", "row", "group", "sample")},
             leaks=self._leaks,
         )
-        self._attempts.setdefault(index, []).append(result)
-        return result.outcome
+        judged = judge_attempt(result, index)
+        self._attempts.setdefault(index, []).append(judged)
+        return judged.outcome
+
+    def _attempted_rollout(self, index: int, attempt: int) -> AttemptedRollout:
+        request, now = self._requests[index], time.time()
+        rollout_id = request["rollout_id"]
+        return AttemptedRollout(
+            rollout_id=rollout_id,
+            input=json.loads(request["input"]),
+            start_time=now,
+            mode=request["mode"],
+            status="running",
+            metadata={name: request[name] for name in ("dataset", "row", "group", "sample")},
+            attempt=Attempt(
+                rollout_id=rollout_id,
+                attempt_id=make_attempt_id(rollout_id, attempt, self.ref.claim),
+                sequence_id=attempt,
+                start_time=now,
+                status="running",
+            ),
+        )
 
     def finish(self, index: int) -> None:
         """Let the last attempt decide the rollout; it is written with the next flush."""
@@ -220,7 +238,7 @@ class Shard:
         except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
             logger.warning("shard=%s could not show its progress: %s", self.ref.name, error)
 
-    def _write_chunk(self, number: int, results: dict[int, list[AttemptResult]]) -> None:
+    def _write_chunk(self, number: int, results: dict[int, list[JudgedAttempt]]) -> None:
         spans = [
             spans_to_table(attempt.spans, index)
             for index, attempts in results.items()

@@ -53,14 +53,15 @@ def test_decorated_function_stays_callable_and_keeps_its_name():
 
 
 def test_agent_gets_what_it_takes():
-    assert as_agent(sync_agent).call(7, rollout=ATTEMPTED, llm=MODEL) == (7, MODEL)
-    called = as_agent(prompt_agent).call(7, rollout=ATTEMPTED, prompt_template=PROMPT)
+    resources = {"main_llm": MODEL, "prompt": PROMPT}
+    assert as_agent(sync_agent).rollout(7, resources, ATTEMPTED) == (7, MODEL)
+    called = as_agent(prompt_agent).rollout(7, resources, ATTEMPTED)
     assert called == (7, PROMPT, ATTEMPTED)
 
 
 def test_missing_resource_is_named():
     with pytest.raises(ConfigError, match="takes prompt_template"):
-        as_agent(prompt_agent).call(7, rollout=ATTEMPTED, llm=MODEL)
+        as_agent(prompt_agent).rollout(7, {"main_llm": MODEL}, ATTEMPTED)
 
 
 def no_resource(task):

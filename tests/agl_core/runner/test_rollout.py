@@ -13,8 +13,15 @@ from agl_core.errors import ConfigError
 from agl_core.litagent import as_agent
 from agl_core.llm_proxy import ProxyConfig, ProxyServer
 from agl_core.llm_proxy.capture import call_seed
-from agl_core.runner import AttemptResult, LeakCounter, make_attempt_id, run_attempt
+from agl_core.runner import (
+    JudgedAttempt,
+    LeakCounter,
+    judge_attempt,
+    make_attempt_id,
+    run_attempt,
+)
 from agl_core.tracer import OtelTracer
+from agl_core.types.core import Attempt, AttemptedRollout, RolloutMode
 from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import LLM, ProxyLLM
 from tests.fakes import ScriptedModelServer, scripted_reply
@@ -29,21 +36,38 @@ class Bench:
     llm: ProxyLLM
     leaks: LeakCounter
 
-    async def run(self, agent: Any, task: Any = "hi", **options: Any) -> AttemptResult:
-        options = {
-            "index": 0,
-            "rollout_id": "ro-1",
-            "attempt": 1,
-            "timeout_seconds": 10.0,
-        } | options
-        return await run_attempt(
-            as_agent(agent),
-            task=task,
-            llm=self.llm,
-            tracer=self.tracer,
-            leaks=self.leaks,
-            **options,
+    async def run(
+        self,
+        agent: Any,
+        task: Any = "hi",
+        *,
+        index: int = 0,
+        rollout_id: str = "ro-1",
+        attempt: int = 1,
+        mode: RolloutMode = "train",
+        timeout_seconds: float = 10.0,
+    ) -> JudgedAttempt:
+        rollout = AttemptedRollout(
+            rollout_id=rollout_id,
+            input=task,
+            start_time=0.0,
+            mode=mode,
+            attempt=Attempt(
+                rollout_id=rollout_id,
+                attempt_id=make_attempt_id(rollout_id, attempt),
+                sequence_id=attempt,
+                start_time=0.0,
+            ),
         )
+        result = await run_attempt(
+            as_agent(agent),
+            rollout,
+            resources={"main_llm": self.llm},
+            tracer=self.tracer,
+            timeout_seconds=timeout_seconds,
+            leaks=self.leaks,
+        )
+        return judge_attempt(result, index)
 
 
 @pytest.fixture
@@ -178,7 +202,7 @@ def forgot_async(task, llm):
 @pytest.mark.parametrize(
     ("agent", "words"),
     [
-        (lambda task, llm: "1.0", "must return a number or None, got str"),
+        (lambda task, llm: "1.0", "must return a number or None"),
         (lambda task, llm: float("nan"), "must be finite"),
         (forgot_async, "a coroutine without being an async function"),
     ],

@@ -1,0 +1,325 @@
+"""The runner that works for a store: it takes rollouts, runs the agent, and says how that ended.
+
+Several rollouts run at once where `concurrency` allows it; each has a trace, a deadline and a lease
+of its own (`agl_core.runner.stored_attempt`). A process that is killed says nothing: the leases
+expire, and the store queues the rollouts again where their config says so. What it reports late
+changes nothing.
+"""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args
+
+from agl_core.errors import ConfigError, TransientError
+from agl_core.litagent.litagent import LitAgent
+from agl_core.runner.base import Runner, StopEvent
+from agl_core.runner.execution import LeakCounter
+from agl_core.runner.heartbeat import Heartbeat, LaunchMode
+from agl_core.runner.hooks import AgentHooks, overrides_hooks
+from agl_core.runner.snapshot import check_gpu_snapshot
+from agl_core.runner.stored_attempt import StoredAttempts
+from agl_core.store.base import LightningStore
+from agl_core.tracer.base import Tracer
+from agl_core.types.core import AttemptedRollout, Hook, Rollout, RolloutMode
+from agl_core.types.resources import NamedResources
+
+logger = logging.getLogger(__name__)
+
+T_task = TypeVar("T_task")
+
+_EVENT_POLL_SECONDS = 0.1
+
+
+class LitAgentRunner(Runner[T_task]):
+    """Runs a `LitAgent` on the rollouts of a store.
+
+    Args:
+        tracer: Records what the agent does.
+        max_rollouts: After how many `iter` returns; None for no limit.
+        poll_interval: Seconds between two looks at an empty queue.
+        heartbeat_interval: Seconds between two reports about this machine; 0 or less for none.
+            Leases are renewed in any case (`agl_core.runner.heartbeat`).
+        interval_jitter: Seconds by which each interval is longer or shorter, at most.
+        heartbeat_launch_mode: "thread" keeps leases alive also while an async agent blocks the
+            event loop; it needs a thread-safe store.
+        heartbeat_include_gpu: Whether reports have the GPUs; needs `nvidia-smi`.
+        concurrency: How many rollouts run at once.
+
+    Raises:
+        ConfigError: A number is out of its range, the mode is unknown, or there is no `nvidia-smi`.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        max_rollouts: int | None = None,
+        poll_interval: float = 5.0,
+        heartbeat_interval: float = 10.0,
+        interval_jitter: float = 0.5,
+        heartbeat_launch_mode: LaunchMode = "asyncio",
+        heartbeat_include_gpu: bool = False,
+        concurrency: int = 1,
+    ) -> None:
+        _check(
+            max_rollouts=(max_rollouts is None or max_rollouts >= 0, max_rollouts),
+            poll_interval=(poll_interval >= 0, poll_interval),
+            interval_jitter=(interval_jitter >= 0, interval_jitter),
+            heartbeat_launch_mode=(
+                heartbeat_launch_mode in get_args(LaunchMode),
+                heartbeat_launch_mode,
+            ),
+            concurrency=(concurrency >= 1, concurrency),
+        )
+        if heartbeat_include_gpu:
+            check_gpu_snapshot()
+        self.tracer = tracer
+        self.max_rollouts = max_rollouts
+        self.poll_interval = poll_interval
+        self.heartbeat_interval = heartbeat_interval
+        self.interval_jitter = interval_jitter
+        self.heartbeat_launch_mode: LaunchMode = heartbeat_launch_mode
+        self.heartbeat_include_gpu = heartbeat_include_gpu
+        self.concurrency = concurrency
+        self.leaks = LeakCounter()
+        """Agents that run on after their deadline or cancellation."""
+        self._agent: LitAgent[T_task] | None = None
+        self._hooks: list[Hook] = []
+        self._store: LightningStore | None = None
+        self._jitter = random.Random()
+        self._dequeue_key = uuid.uuid4().hex
+
+    def init(
+        self, agent: LitAgent[T_task], *, hooks: Sequence[Hook] | None = None, **kwargs: Any
+    ) -> None:
+        """Set up before the workers start.
+
+        Args:
+            agent: What is run.
+            hooks: Called around each attempt, in this order.
+            kwargs: None are known.
+
+        Raises:
+            TypeError: The agent is no `LitAgent`, or there is an unknown argument.
+        """
+        if kwargs:
+            raise TypeError(f"init() got unknown arguments: {', '.join(kwargs)}")
+        if not isinstance(agent, LitAgent):
+            raise TypeError(f"not a LitAgent: {agent!r}; is the function decorated with @rollout?")
+        self._agent = agent
+        self._hooks = list(hooks or ())
+        if overrides_hooks(agent):
+            self._hooks.append(AgentHooks())
+        agent.set_runner(self)
+        self.tracer.init()
+        for hook in self._hooks:
+            hook.init()
+
+    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
+        """Set up in one worker.
+
+        Args:
+            worker_id: Number of the worker, from 0.
+            store: Where rollouts are from and results go.
+            kwargs: None are known.
+
+        Raises:
+            TypeError: There is an unknown argument.
+        """
+        if kwargs:
+            raise TypeError(f"init_worker() got unknown arguments: {', '.join(kwargs)}")
+        self.worker_id = worker_id
+        self._store = store
+        self.tracer.init_worker(worker_id, store)
+        for hook in self._hooks:
+            hook.init_worker(worker_id)
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Undo `init_worker`."""
+        for hook in self._hooks:
+            hook.teardown_worker(worker_id)
+        self.tracer.teardown_worker(worker_id)
+        if self.leaks.threads or self.leaks.tasks:
+            logger.warning(
+                "%d threads and %d tasks of agents still run: worker=%d",
+                self.leaks.threads,
+                self.leaks.tasks,
+                worker_id,
+            )
+        self.worker_id = None
+        self._store = None
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Undo `init`."""
+        for hook in self._hooks:
+            hook.teardown()
+        self.tracer.teardown()
+        self._agent = None
+        self._hooks = []
+
+    def get_agent(self) -> LitAgent[T_task]:
+        """Return the agent.
+
+        Raises:
+            ValueError: The runner is not set up.
+        """
+        if self._agent is None:
+            raise ValueError("the runner has no agent; call init(agent) first")
+        return self._agent
+
+    def get_store(self) -> LightningStore:
+        """Return the store.
+
+        Raises:
+            ValueError: The runner is not set up in a worker.
+        """
+        if self._store is None:
+            raise ValueError("the runner has no store; call init_worker(worker_id, store) first")
+        return self._store
+
+    def get_worker_id(self) -> str:
+        """Return the name of the worker in the store.
+
+        Raises:
+            ValueError: The runner is not set up in a worker.
+        """
+        if self.worker_id is None:
+            raise ValueError("the runner has no worker; call init_worker(worker_id, store) first")
+        return f"Worker-{self.worker_id}"
+
+    async def iter(self, *, event: StopEvent | None = None) -> None:
+        """Run rollouts of the store until told to stop; an empty queue is waited for.
+
+        An attempt that cannot be recorded is logged, and the runner goes on: the store ends it when
+        its lease expires.
+
+        Args:
+            event: Set from elsewhere to stop; rollouts under way are finished.
+
+        Raises:
+            ValueError: The runner is not set up.
+        """
+        attempts, heartbeat = self._attempts(), self._heartbeat()
+        running: set[asyncio.Task[None]] = set()
+        num_taken = 0
+        async with heartbeat, asyncio.TaskGroup() as group:
+            while not _is_set(event):
+                if self.max_rollouts is not None and num_taken >= self.max_rollouts:
+                    break
+                if len(running) >= self.concurrency:
+                    await asyncio.wait(
+                        running, timeout=_EVENT_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    continue
+                rollout = await self._dequeue(event)
+                if rollout is not None:
+                    task = group.create_task(_run(attempts, rollout, heartbeat))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                    num_taken += 1
+
+    async def step(
+        self,
+        input: T_task,
+        *,
+        resources: NamedResources | None = None,
+        mode: RolloutMode | None = None,
+        event: StopEvent | None = None,
+    ) -> Rollout:
+        """Run the agent once on an input and return the rollout as the store has it then.
+
+        Args:
+            input: The task.
+            resources: Published for it; None for the latest of the store.
+            mode: What it is for.
+            event: Set from elsewhere to cancel the agent.
+
+        Raises:
+            Exception: Whatever the agent raised.
+            TimeoutError: It did not return in time.
+            RuntimeError: There are no resources, or the store has lost the rollout.
+            ValueError: The runner is not set up.
+        """
+        attempts, store = self._attempts(), self.get_store()
+        resources_id = None
+        if resources is not None:
+            resources_id = (await store.add_resources(resources)).resources_id
+        rollout = await store.start_rollout(
+            input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_id()
+        )
+        async with self._heartbeat() as heartbeat:
+            ending = await attempts.run(rollout, heartbeat, event)
+        if ending.error is not None:
+            raise ending.error
+        finished = await store.get_rollout_by_id(rollout.rollout_id)
+        if finished is None:
+            raise RuntimeError(f"Failed to fetch completed rollout {rollout.rollout_id} after step")
+        return finished
+
+    def _attempts(self) -> StoredAttempts:
+        return StoredAttempts(
+            agent=self.get_agent(),
+            runner=self,
+            tracer=self.tracer,
+            store=self.get_store(),
+            hooks=self._hooks,
+            leaks=self.leaks,
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            self.get_store(),
+            self.get_worker_id(),
+            interval_seconds=self.heartbeat_interval,
+            jitter_seconds=self.interval_jitter,
+            include_gpu=self.heartbeat_include_gpu,
+            launch_mode=self.heartbeat_launch_mode,
+        )
+
+    async def _dequeue(self, event: StopEvent | None) -> AttemptedRollout | None:
+        """Take a rollout; where there is none, or the store is away, None after the interval."""
+        store, worker_id = self.get_store(), self.get_worker_id()
+        try:
+            rollout = await store.dequeue_rollout(worker_id, idempotency_key=self._dequeue_key)
+            self._dequeue_key = uuid.uuid4().hex
+        except TransientError as error:  # an answer that was lost is asked for again by its key
+            logger.warning("no rollout taken, will try again: worker=%s: %s", worker_id, error)
+            rollout = None
+        if rollout is None:
+            await self._pause(event)
+        return rollout
+
+    async def _pause(self, event: StopEvent | None) -> None:
+        """Wait for the interval, but not longer than until the event is set."""
+        jitter = self._jitter.uniform(-self.interval_jitter, self.interval_jitter)
+        until = time.monotonic() + max(0.0, self.poll_interval + jitter)
+        while not _is_set(event):
+            left = until - time.monotonic()
+            await asyncio.sleep(max(0.0, min(left, _EVENT_POLL_SECONDS)))
+            if left <= 0:
+                return
+
+
+async def _run(attempts: StoredAttempts, rollout: AttemptedRollout, heartbeat: Heartbeat) -> None:
+    """Run one attempt; the runner outlives an error of the store."""
+    try:
+        await attempts.run(rollout, heartbeat)
+    except Exception:
+        logger.exception(
+            "the end of an attempt could not be recorded: rollout=%s attempt=%s",
+            rollout.rollout_id,
+            rollout.attempt.attempt_id,
+        )
+
+
+def _is_set(event: StopEvent | None) -> bool:
+    return event is not None and event.is_set()
+
+
+def _check(**settings: tuple[bool, Any]) -> None:
+    for name, (is_valid, value) in settings.items():
+        if not is_valid:
+            raise ConfigError(f"LitAgentRunner: {name} cannot be {value!r}")

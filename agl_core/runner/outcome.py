@@ -1,0 +1,111 @@
+"""The outcome of an attempt as the pipeline records it.
+
+The pipeline trains on what its own proxy recorded, so an agent that returned must leave a model
+call with token ids, and a reward.
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agl_core import semconv
+from agl_core.runner.rollout import AttemptResult, Ending
+from agl_core.types.outcome import AttemptOutcome, FailureKind
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedAttempt:
+    """What one attempt left, for the ledger."""
+
+    outcome: AttemptOutcome
+    spans: list[ReadableSpan]
+    """In the order in which they ended; the root span is the last one."""
+
+
+def make_attempt_id(rollout_id: str, attempt: int, claim: int = 1) -> str:
+    """Return the id of the attempt with this 1-based number, the same on every machine."""
+    digest = hashlib.sha256(f"{rollout_id}/{claim}/{attempt}".encode()).hexdigest()
+    return f"at-{digest[:8]}"
+
+
+def judge_attempt(result: AttemptResult, index: int) -> JudgedAttempt:
+    """Return the outcome of an attempt and its spans.
+
+    Args:
+        result: What the attempt left.
+        index: Position of the rollout among the requests of its set.
+    """
+    spans = result.spans
+    ending = _judge(result, spans)
+    rollout_id, attempt = result.rollout.rollout_id, result.rollout.attempt
+    if ending.kind is not result.ending.kind:
+        logger.warning(
+            "attempt counts as %s: rollout=%s attempt=%s: %s",
+            ending.kind,
+            rollout_id,
+            attempt.attempt_id,
+            ending.message,
+        )
+    outcome = AttemptOutcome(
+        index=index,
+        rollout_id=rollout_id,
+        attempt_id=attempt.attempt_id,
+        attempt=attempt.sequence_id,
+        kind=ending.kind,
+        reward=ending.reward,
+        message=ending.message,
+        traceback=ending.traceback,
+        started=result.started,
+        duration_seconds=result.duration_seconds,
+        num_calls=len(_model_calls(spans)),
+        prompt_tokens=_sum_attribute(spans, semconv.INPUT_TOKENS),
+        completion_tokens=_sum_attribute(spans, semconv.OUTPUT_TOKENS),
+    )
+    return JudgedAttempt(outcome, spans)
+
+
+def _judge(result: AttemptResult, spans: Sequence[ReadableSpan]) -> Ending:
+    """Demand of an agent that returned: a model call with token ids, and a reward."""
+    ending = result.ending
+    if ending.kind is not FailureKind.SUCCEEDED:
+        return ending
+    if result.returned_spans:
+        message = "the agent returned spans; the pipeline takes those that its tracer recorded"
+        return replace(ending, kind=FailureKind.AGENT_ERROR, reward=None, message=message)
+    if reason := _trace_gap(spans):
+        return replace(ending, kind=FailureKind.NO_TRACE, message=reason)
+    if ending.reward is None:
+        message = "the agent neither returned nor emitted a reward"
+        return replace(ending, kind=FailureKind.NO_REWARD, message=message)
+    return ending
+
+
+def _trace_gap(spans: Sequence[ReadableSpan]) -> str | None:
+    """Return why there is nothing to train on, or None where some call has token ids."""
+    calls = _model_calls(spans)
+    if not calls:
+        return "no model call was recorded; did the agent call the model at llm.endpoint?"
+    if any(_has_token_ids(call) for call in calls):
+        return None
+    reasons = sorted({call.status.description or "no reason recorded" for call in calls})
+    return f"{len(calls)} model calls, none with token ids: {'; '.join(reasons[:3])}"
+
+
+def _model_calls(spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
+    return [span for span in spans if span.name == semconv.LLM_CALL_SPAN]
+
+
+def _has_token_ids(call: ReadableSpan) -> bool:
+    attributes = call.attributes or {}
+    ids = (semconv.PROMPT_TOKEN_IDS, semconv.RESPONSE_TOKEN_IDS)
+    return call.status.is_ok and all(attributes.get(name) for name in ids)
+
+
+def _sum_attribute(spans: Sequence[ReadableSpan], name: str) -> int:
+    values = [(call.attributes or {}).get(name) for call in _model_calls(spans)]
+    return sum(value for value in values if isinstance(value, int))

@@ -1,0 +1,213 @@
+"""One attempt for a store: run it, store what it left, end it there with a reason.
+
+    resources --> hooks --> run_attempt (deadline, trace, spans to the store) --> returned spans
+              --> hooks --> the attempt's status, failure kind and numbers
+
+Each attempt ends in a final status, whatever happens to it: a failure of the agent or of the
+infrastructure, missing resources, its deadline, a cancellation, an exception that ends the process.
+An attempt that made no model call, or has no reward, is no failure here: what is needed to learn
+from it is for the algorithm to say.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agl_core.emitter.reward import emit_reward, find_final_reward
+from agl_core.errors import ConfigError, StoreError
+from agl_core.litagent.litagent import LitAgent
+from agl_core.runner.base import StopEvent
+from agl_core.runner.diagnostics import diagnose
+from agl_core.runner.execution import LeakCounter
+from agl_core.runner.failure import classify_exception, describe_exception, format_traceback
+from agl_core.runner.heartbeat import Heartbeat
+from agl_core.runner.hooks import HookCalls
+from agl_core.runner.returned import to_records
+from agl_core.runner.rollout import AttemptResult, Ending, run_attempt
+from agl_core.store.base import UNSET, LightningStore
+from agl_core.tracer.base import Tracer
+from agl_core.types.core import AttemptedRollout, AttemptStatus, Hook
+from agl_core.types.outcome import FailureKind
+from agl_core.types.resources import NamedResources
+from agl_core.types.tracer import Span
+
+logger = logging.getLogger(__name__)
+
+_EVENT_POLL_SECONDS = 0.1
+_LAST_WORD_SECONDS = 5.0
+"""How long the end of an attempt may take to be recorded while this process is stopped."""
+_STATUSES: Final[Mapping[FailureKind, AttemptStatus]] = {
+    FailureKind.SUCCEEDED: "succeeded",
+    FailureKind.TIMEOUT: "timeout",
+    FailureKind.CANCELLED: "cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttempts:
+    """Runs attempts of one worker; several at once may be under way."""
+
+    agent: LitAgent[Any]
+    runner: Any
+    """For hooks."""
+    tracer: Tracer
+    store: LightningStore
+    hooks: Sequence[Hook]
+    leaks: LeakCounter
+
+    async def run(
+        self, rollout: AttemptedRollout, heartbeat: Heartbeat, event: StopEvent | None = None
+    ) -> Ending:
+        """Run an attempt, end it in the store, and return how it ended.
+
+        Args:
+            rollout: With the attempt.
+            heartbeat: Keeps the attempt's lease, and says when the store has ended it.
+            event: Set from elsewhere to cancel it.
+
+        Raises:
+            StoreError: The store refuses its end.
+            TransientError: The store cannot be reached; the attempt's lease will expire.
+        """
+        task = asyncio.create_task(self._run(rollout))
+        try:
+            with heartbeat.keeping(rollout, task.cancel):
+                await _wait(task, event)
+            ending, numbers = (
+                (Ending(FailureKind.CANCELLED, "the attempt was stopped"), {})
+                if task.cancelled()
+                else task.result()
+            )
+        except BaseException as error:
+            await self._say_stopped(rollout, task, error)
+            raise
+        await self._end(rollout, ending, numbers)
+        return ending
+
+    async def _run(self, rollout: AttemptedRollout) -> tuple[Ending, dict[str, Any]]:
+        """Run the attempt and store its spans; an error of ours is an ending too."""
+        try:
+            resources = await self._resources_of(rollout)
+        except Exception as error:  # noqa: BLE001 - becomes the end of the attempt
+            return _failed(error), {}
+        calls = HookCalls(self.hooks, self.agent, self.runner, self.tracer, rollout)
+        spans: Sequence[Span] | None = None
+        await calls.rollout_start()
+        try:
+            result = await run_attempt(
+                self.agent,
+                rollout,
+                resources=resources,
+                tracer=self.tracer,
+                timeout_seconds=rollout.config.timeout_seconds,
+                store=self.store,
+                hooks=calls,
+                leaks=self.leaks,
+            )
+            spans = await self._spans_of(result)
+            return result.ending, diagnose(result, spans)
+        except Exception as error:  # noqa: BLE001 - becomes the end of the attempt
+            return _failed(error), {}
+        finally:
+            await calls.rollout_end(self._recorded(rollout) if spans is None else spans)
+
+    async def _resources_of(self, rollout: AttemptedRollout) -> NamedResources:
+        """Return what the rollout is given.
+
+        Raises:
+            RuntimeError: The store does not have it.
+        """
+        if rollout.resources_id is None:
+            update, wanted = await self.store.get_latest_resources(), "has no resources yet"
+        else:
+            update = await self.store.get_resources_by_id(rollout.resources_id)
+            wanted = f"does not have the resources {rollout.resources_id}"
+        if update is None:
+            raise RuntimeError(f"rollout {rollout.rollout_id} cannot run: the store {wanted}")
+        return update.resources
+
+    async def _spans_of(self, result: AttemptResult) -> list[Span]:
+        """Return all spans of the attempt, after storing those that the tracer did not record."""
+        recorded = result.trace.recorded()
+        known = {span.span_id for span in recorded}
+        returned = [
+            span
+            for span in await to_records(result.returned_spans, result.trace, self.store)
+            if span.span_id not in known
+        ]
+        reward = result.ending.returned.reward
+        if reward is not None and find_final_reward(recorded) != reward:
+            returned += await to_records(  # the tracer keeps nothing, or no more
+                [emit_reward(reward, propagate=False)], result.trace, self.store
+            )
+        if returned:
+            await self.store.add_many_spans(returned)
+        return recorded + returned
+
+    def _recorded(self, rollout: AttemptedRollout) -> list[Span]:
+        """Return what was recorded of an attempt that did not get to its end."""
+        attempt_id = rollout.attempt.attempt_id
+        return [span for span in self.tracer.get_last_trace() if span.attempt_id == attempt_id]
+
+    async def _end(
+        self, rollout: AttemptedRollout, ending: Ending, numbers: Mapping[str, Any]
+    ) -> None:
+        """End the attempt in the store, where it may have ended already."""
+        succeeded = ending.kind is FailureKind.SUCCEEDED
+        status = _STATUSES.get(ending.kind, "failed")
+        metadata = {**(rollout.attempt.metadata or {}), **numbers}
+        attempt = await self.store.update_attempt(
+            rollout.rollout_id,
+            rollout.attempt.attempt_id,
+            status=status,
+            metadata=metadata or UNSET,
+            failure_kind=None if succeeded else ending.kind,
+            failure_message=None if succeeded else ending.message,
+        )
+        if attempt.status != status:
+            logger.info(
+                "attempt ended as %s, which the store has as %s: rollout=%s attempt=%s",
+                status,
+                attempt.status,
+                rollout.rollout_id,
+                attempt.attempt_id,
+            )
+
+    async def _say_stopped(
+        self, rollout: AttemptedRollout, task: asyncio.Task[Any], error: BaseException
+    ) -> None:
+        """End an attempt whose runner is stopped; what stops it goes on in any case."""
+        task.cancel()
+        message = f"the runner was stopped: {describe_exception(error)}"
+        try:
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # seen
+            async with asyncio.timeout(_LAST_WORD_SECONDS):
+                await self._end(rollout, Ending(FailureKind.CANCELLED, message), {})
+        except Exception:
+            logger.exception("the end of the attempt is not recorded: %s", rollout.rollout_id)
+
+
+async def _wait(task: asyncio.Task[Any], event: StopEvent | None) -> None:
+    """Wait for the task's end; cancel it when the event is set."""
+    if event is not None:
+        while not task.done() and not event.is_set():
+            await asyncio.wait({task}, timeout=_EVENT_POLL_SECONDS)
+        task.cancel()
+    await asyncio.wait({task})
+
+
+def _failed(error: Exception) -> Ending:
+    """Return the ending of an attempt that failed outside of its agent."""
+    if isinstance(error, ConfigError):
+        kind = FailureKind.AGENT_ERROR
+    elif isinstance(error, StoreError | RuntimeError):
+        kind = FailureKind.INFRA_ERROR
+    else:
+        kind = classify_exception(error)
+    message = describe_exception(error)
+    logger.warning("attempt failed outside of its agent: %s", message)
+    return Ending(kind, message, traceback=format_traceback(error), error=error)
