@@ -1,12 +1,23 @@
 import functools
+import inspect
+import pickle
 from pathlib import Path
 
 import pytest
 
 from agl_core.errors import ConfigError
-from agl_core.litagent import FunctionalLitAgent, as_agent, load_agent, rollout
+from agl_core.litagent import (
+    FunctionalLitAgent,
+    LitAgent,
+    as_agent,
+    llm_rollout,
+    load_agent,
+    prompt_rollout,
+    rollout,
+)
 from agl_core.types.core import Attempt, AttemptedRollout
-from agl_core.types.resources import LLM, PromptTemplate
+from agl_core.types.resources import LLM, PromptTemplate, ProxyLLM
+from tests.agl_core.litagent import sample_agents
 
 ATTEMPTED = AttemptedRollout(
     rollout_id="ro-1",
@@ -64,6 +75,62 @@ def test_missing_resource_is_named():
         as_agent(prompt_agent).rollout(7, {"main_llm": MODEL}, ATTEMPTED)
 
 
+def test_a_proxy_is_bound_to_the_attempt_unless_it_is_to_stay():
+    proxy = ProxyLLM(endpoint="http://x/v1", model="m")
+    _, bound = rollout(sync_agent).rollout(7, {"main_llm": proxy}, ATTEMPTED)
+    assert type(bound) is LLM
+    assert bound.endpoint == "http://x/rollout/ro-1/attempt/at-1/v1"
+    for decorated in (llm_rollout(strip_proxy=True)(sync_agent), llm_rollout(sync_agent)):
+        assert decorated.rollout(7, {"main_llm": proxy}, ATTEMPTED) == (7, bound)
+    raw = llm_rollout(strip_proxy=False)(sync_agent)
+    assert raw.rollout(7, {"main_llm": proxy}, ATTEMPTED) == (7, proxy)
+
+
+def test_the_first_of_several_models_is_used(caplog):
+    resources = {"prompt": PROMPT, "main_llm": MODEL, "judge": LLM(endpoint="http://y", model="j")}
+    assert rollout(sync_agent).rollout(7, resources, ATTEMPTED) == (7, MODEL)
+    assert "takes one LLM, gets the first of main_llm, judge" in caplog.text
+
+
+async def test_the_wrong_variant_is_refused():
+    resources = {"main_llm": MODEL}
+    assert await rollout(async_agent).rollout_async(7, resources, ATTEMPTED) == (
+        7,
+        MODEL,
+        ATTEMPTED,
+    )
+    with pytest.raises(RuntimeError, match="is async"):
+        rollout(async_agent).rollout(7, resources, ATTEMPTED)
+    with pytest.raises(RuntimeError, match="is not async"):
+        await rollout(sync_agent).rollout_async(7, resources, ATTEMPTED)
+
+
+def test_metadata_and_signature_are_kept():
+    decorated = prompt_rollout()(prompt_agent)
+    assert inspect.signature(decorated) == inspect.signature(prompt_agent)
+    assert decorated.__wrapped__ is prompt_agent
+    assert isinstance(decorated, LitAgent)
+
+
+def test_each_decorator_insists_on_its_resource():
+    with pytest.raises(ConfigError, match="positional parameter called 'prompt_template'"):
+        prompt_rollout(sync_agent)
+    with pytest.raises(ConfigError, match="positional parameter called 'llm'"):
+        llm_rollout()(prompt_agent)
+
+
+def test_a_signature_of_no_agent_is_not_implemented():
+    with pytest.raises(NotImplementedError, match="at least 2 parameters"):
+        rollout(no_resource)
+
+
+def test_agents_travel_to_other_processes():
+    assert pickle.loads(pickle.dumps(sample_agents.decorated)) is sample_agents.decorated
+    raw = pickle.loads(pickle.dumps(llm_rollout(strip_proxy=False)(sync_agent)))
+    proxy = ProxyLLM(endpoint="http://x/v1", model="m")
+    assert raw.rollout(7, {"main_llm": proxy}, ATTEMPTED) == (7, proxy)
+
+
 def no_resource(task):
     pass
 
@@ -106,6 +173,10 @@ def test_agent_is_loaded_by_path():
     agent = load_agent("tests.agl_core.litagent.sample_agents:good")
     assert isinstance(agent, FunctionalLitAgent)
     assert agent.is_async()
+
+
+def test_an_instance_of_a_class_is_loaded_by_path():
+    assert load_agent("tests.agl_core.litagent.sample_agents:classy") is sample_agents.classy
 
 
 def test_a_module_that_exits_is_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
