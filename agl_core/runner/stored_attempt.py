@@ -11,7 +11,9 @@ from it is for the algorithm to say.
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,8 +38,8 @@ from agl_core.types.tracer import Span
 logger = logging.getLogger(__name__)
 
 _EVENT_POLL_SECONDS = 0.1
-_LAST_WORD_SECONDS = 5.0
-"""How long the end of an attempt may take to be recorded while this process is stopped."""
+_LAST_WORD_SECONDS = 10.0
+"""How long an agent may take to stop, and its end to be recorded, while this runner is stopped."""
 _STATUSES: Final[Mapping[FailureKind, AttemptStatus]] = {
     FailureKind.SUCCEEDED: "succeeded",
     FailureKind.TIMEOUT: "timeout",
@@ -178,15 +180,26 @@ class StoredAttempts:
     async def _say_stopped(
         self, rollout: AttemptedRollout, task: asyncio.Task[Any], error: BaseException
     ) -> None:
-        """End an attempt whose runner is stopped; what stops it goes on in any case."""
+        """End an attempt whose runner is stopped, also if it is told to stop once more meanwhile;
+        what stops it goes on in any case.
+        """
         task.cancel()
         message = f"the runner was stopped: {describe_exception(error)}"
+        last_word = asyncio.create_task(self._say(rollout, task, message))
+        until = time.monotonic() + _LAST_WORD_SECONDS
+        while not last_word.done() and (left := until - time.monotonic()) > 0:
+            with suppress(asyncio.CancelledError):  # a task group cancels what asyncio.run did
+                await asyncio.wait({last_word}, timeout=left)
+        if not last_word.done():
+            last_word.cancel()
+            logger.error("the end of the attempt is not recorded: %s", rollout.rollout_id)
+
+    async def _say(self, rollout: AttemptedRollout, task: asyncio.Task[Any], message: str) -> None:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # seen
         try:
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # seen
-            async with asyncio.timeout(_LAST_WORD_SECONDS):
-                await self._end(rollout, Ending(FailureKind.CANCELLED, message), {})
+            await self._end(rollout, Ending(FailureKind.CANCELLED, message), {})
         except Exception:
             logger.exception("the end of the attempt is not recorded: %s", rollout.rollout_id)
 
