@@ -20,12 +20,12 @@ from agl_core.runner.base import Runner, StopEvent
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.heartbeat import Heartbeat, LaunchMode
 from agl_core.runner.hooks import AgentHooks, overrides_hooks
-from agl_core.runner.snapshot import check_gpu_snapshot
 from agl_core.runner.stored_attempt import StoredAttempts
 from agl_core.store.base import LightningStore
 from agl_core.tracer.base import Tracer
 from agl_core.types.core import AttemptedRollout, Hook, Rollout, RolloutMode
 from agl_core.types.resources import NamedResources
+from agl_core.utils.system_snapshot import check_gpu_snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from agl_core.errors import ConfigError
-from agl_core.runner.snapshot import system_snapshot
 from agl_core.store.base import LightningStore
 from agl_core.types.core import AttemptedRollout
+from agl_core.utils.system_snapshot import system_snapshot
 
 logger = logging.getLogger(__name__)
 

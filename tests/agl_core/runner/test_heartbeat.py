@@ -8,7 +8,6 @@ import pytest
 
 from agl_core.errors import ConfigError, TransientError
 from agl_core.runner.heartbeat import Heartbeat
-from agl_core.runner.snapshot import system_snapshot
 from agl_core.store import InMemoryLightningStore, LightningStore
 from agl_core.types.core import RolloutConfig
 from tests.agl_core.runner.conftest import RESOURCES
@@ -94,30 +93,3 @@ async def test_a_store_that_is_away_is_told_again(monkeypatch, caplog):
         with heartbeat.keeping(taken, lambda: None):
             await asyncio.to_thread(back.wait, 10)
     assert "leases not renewed: worker=w: away" in caplog.text
-
-
-def test_the_snapshot_says_where_and_how_busy():
-    snapshot = system_snapshot()
-    assert snapshot["cpu_count"] >= 1
-    assert 0 <= snapshot["disk_used_bytes"] <= snapshot["disk_total_bytes"]
-    assert snapshot["process_memory_bytes"] > 0
-    assert "gpus" not in snapshot
-
-
-def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA X, 12, 345, 8192, [N/A]'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert system_snapshot(include_gpu=True)["gpus"] == [
-        {
-            "name": "NVIDIA X",
-            "utilization_percent": 12.0,
-            "memory_used_mib": 345.0,
-            "memory_total_mib": 8192.0,
-            "temperature_celsius": None,
-        }
-    ]
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    with pytest.raises(ConfigError, match="nvidia-smi failed"):
-        system_snapshot(include_gpu=True)

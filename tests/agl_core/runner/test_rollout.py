@@ -213,6 +213,16 @@ async def test_wrong_return_value_is_an_agent_error(bench, agent, words):
     assert words in outcome.message
 
 
+async def test_returned_spans_are_an_agent_error_of_the_pipeline(bench):
+    async def agent(task, llm):
+        await ask(llm, task)
+        return [emit_reward(1.0, propagate=False)]
+
+    outcome = (await bench.run(agent)).outcome
+    assert (outcome.kind, outcome.reward) == (FailureKind.AGENT_ERROR, None)
+    assert "the agent returned spans" in outcome.message
+
+
 async def test_slow_async_agent_times_out(bench):
     async def agent(task, llm):
         await ask(llm, task)

@@ -1,0 +1,40 @@
+import pytest
+
+from agl_core.runner.returned import Returned, read_returned, to_records
+from agl_core.store import InMemoryLightningStore
+from agl_core.tracer import OtelTracer
+from agl_core.types.tracer import Span, SpanCoreFields
+
+
+def test_a_number_is_a_reward_and_none_is_nothing():
+    assert read_returned(None) == Returned()
+    assert read_returned(True) == Returned(1.0)
+    assert isinstance(read_returned(2).reward, float)
+
+
+def test_spans_of_one_kind_are_taken():
+    spans = [SpanCoreFields(name="a"), SpanCoreFields(name="b")]
+    assert read_returned(spans) == Returned(None, spans)
+
+
+def test_a_coroutine_that_nobody_awaited_is_closed():
+    async def forgot():
+        return 1.0
+
+    with pytest.raises(TypeError, match="without being an async function"):
+        read_returned(forgot())
+
+
+async def test_records_are_numbered_by_the_store_in_their_order():
+    store, tracer = InMemoryLightningStore(), OtelTracer()
+    rollout = await store.start_rollout("t")
+    ids = (rollout.rollout_id, rollout.attempt.attempt_id)
+    with tracer.attempt(*ids) as trace:
+        records = await to_records([SpanCoreFields(name=n) for n in "abc"], trace, store)
+        assert [(r.name, r.sequence_id) for r in records] == [("a", 1), ("b", 2), ("c", 3)]
+        assert {(r.rollout_id, r.attempt_id) for r in records} == {ids}
+        assert len({r.parent_id for r in records}) == 1
+        assert await to_records([], trace, store) == []
+        with pytest.raises(ValueError, match="of rollout 'ro-x', attempt 'at-x'"):
+            foreign = Span.from_attributes(attributes={}, rollout_id="ro-x", attempt_id="at-x")
+            await to_records([foreign], trace, store)
