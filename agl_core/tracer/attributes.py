@@ -45,7 +45,8 @@ def flatten_attributes(
 
     Args:
         nested: Mappings with string keys, lists, and any leaves.
-        expand_leaf_lists: Whether a list of primitives is taken apart as well; else it is a leaf.
+        expand_leaf_lists: Whether a list of primitives of one type is taken apart as well; else it
+            is a leaf.
 
     Raises:
         ValueError: A key is not a string.
@@ -56,7 +57,7 @@ def flatten_attributes(
 def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         children = list(value.items())
-    elif isinstance(value, list | tuple) and (expand_leaf_lists or not _is_leaf_list(value)):
+    elif isinstance(value, list | tuple) and (expand_leaf_lists or not _is_uniform(value)):
         children = [(str(number), child) for number, child in enumerate(value)]
     else:
         yield path, value
@@ -65,10 +66,6 @@ def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[st
         if not isinstance(name, str):
             raise ValueError(f"attribute name {name!r} under {path!r} is not a string")
         yield from _leaves(f"{path}.{name}" if path else name, child, expand_leaf_lists)
-
-
-def _is_leaf_list(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, Primitive) for value in values)
 
 
 def to_plain(value: Any) -> Any:
@@ -178,7 +175,7 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
 
 def _is_uniform(values: Sequence[Any]) -> bool:
     kinds = {type(value) for value in values}
-    return len(kinds) <= 1 and _is_leaf_list(values)
+    return len(kinds) <= 1 and all(isinstance(value, Primitive) for value in values)
 
 
 def make_tag_attributes(tags: Sequence[str]) -> dict[str, str]:
