@@ -71,7 +71,7 @@ def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[st
 def to_plain(value: Any) -> Any:
     """Return pydantic models and mappings as dicts with string keys, however deep."""
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_unset=True)
+        return value.model_dump(mode="json", exclude_unset=True, warnings=False)
     if isinstance(value, Mapping):
         return {str(name): to_plain(child) for name, child in value.items()}
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ import functools
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
@@ -100,13 +100,18 @@ def _wrap_async(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _begin(resource: Any, request: Mapping[str, Any]) -> "_CallRecorder | None":
-    """Start the span of a call; None where it is not to be recorded here."""
+def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
+    """Start the span of a call; None where it is not to be recorded here.
+
+    Messages that can be read only once become a list in the request.
+    """
     current = get_current_attempt()
     if current is None or not any(current.tracer is tracer for tracer in _tracers):
         return None
     if _PROXY_PATH.search(str(resource._client.base_url)):
         return None
+    if isinstance(request.get("messages"), Iterator):
+        request["messages"] = list(request["messages"])
     try:
         attributes = request_attributes(_sent_fields(request))
     except Exception:
@@ -120,7 +125,6 @@ def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
     from openai import NotGiven, Omit
 
     fields = {k: v for k, v in request.items() if not isinstance(v, NotGiven | Omit)}
-    fields["messages"] = list(fields.get("messages", ()))
     return to_plain({**fields, **(fields.get("extra_body") or {})})
 
 
@@ -136,58 +140,72 @@ class _CallRecorder:
         self._span.end()
 
     def finish(self, result: Any) -> Any:
-        """Record an answer, at its end if it is a stream, and return what the agent gets."""
+        """Record an answer, a stream's when it has ended, and return what the agent gets."""
         from openai import AsyncStream, Stream
         from openai.types.chat import ChatCompletion
 
         # LangChain and others ask for the raw response; it keeps what it parsed.
         answer = result.parse() if type(result).__name__ == "LegacyAPIResponse" else result
         if isinstance(answer, Stream):
-            answer._iterator = self._tee(answer._iterator)
+            self._follow(answer)
         elif isinstance(answer, AsyncStream):
-            answer._iterator = self._tee_async(answer._iterator)
+            self._follow_async(answer)
         else:
-            if isinstance(answer, ChatCompletion):
-                self._record(answer.model_dump(mode="json", exclude_unset=True))
-            self._span.end()
+            self._end(to_plain(answer) if isinstance(answer, ChatCompletion) else None)
         return result
 
-    def _tee(self, chunks: Any) -> Generator[Any]:
-        """Pass the chunks on and record the answer that they make."""
-        gathered = _StreamedAnswer()
-        try:
-            for chunk in chunks:
-                gathered.add(chunk)
-                yield chunk
-        except Exception as error:
-            set_status(self._span, "ERROR", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            self._record(gathered.answer())
-            self._span.end()
+    def _follow(self, stream: Any) -> None:
+        """Record what is read of a stream, until it ends or is closed."""
+        chunks, close, gathered = stream._iterator, stream.close, _StreamedAnswer()
 
-    async def _tee_async(self, chunks: Any) -> AsyncGenerator[Any]:
-        gathered = _StreamedAnswer()
-        try:
-            async for chunk in chunks:
-                gathered.add(chunk)
-                yield chunk
-        except Exception as error:
-            set_status(self._span, "ERROR", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            self._record(gathered.answer())
-            self._span.end()
+        def passed_on() -> Generator[Any]:
+            try:
+                for chunk in chunks:
+                    gathered.add(chunk)
+                    yield chunk
+            except Exception as error:
+                self.fail(error)
+                raise
+            finally:
+                self._end(gathered.answer())
 
-    def _record(self, answer: JsonObject | None) -> None:
+        def closed() -> None:
+            self._end(gathered.answer())
+            close()
+
+        stream._iterator, stream.close = passed_on(), closed
+
+    def _follow_async(self, stream: Any) -> None:
+        chunks, close, gathered = stream._iterator, stream.close, _StreamedAnswer()
+
+        async def passed_on() -> AsyncGenerator[Any]:
+            try:
+                async for chunk in chunks:
+                    gathered.add(chunk)
+                    yield chunk
+            except Exception as error:
+                self.fail(error)
+                raise
+            finally:
+                self._end(gathered.answer())
+
+        async def closed() -> None:
+            self._end(gathered.answer())
+            await close()
+
+        stream._iterator, stream.close = passed_on(), closed
+
+    def _end(self, answer: JsonObject | None) -> None:
+        """Record an answer, as far as there is one, and end the span; once."""
+        if not self._span.is_recording():
+            return
         try:
-            if answer is None or not answer.get("choices"):
-                return
-            first = {**answer, "choices": answer["choices"][:1]}
+            first = {**(answer or {}), "choices": (answer or {}).get("choices", [])[:1]}
             if check_answer(first) is None:
                 self._span.set_attributes(answer_attributes(first, {}))
         except Exception:
             logger.warning("answer of a model call not recorded", exc_info=True)
+        self._span.end()
 
 
 class _StreamedAnswer:
@@ -218,7 +236,7 @@ class _StreamedAnswer:
         if not self._num_chunks:
             return None
         snapshot = self._state.current_completion_snapshot
-        answer = snapshot.model_dump(mode="json", exclude_unset=True)
+        answer = to_plain(snapshot)
         answer["prompt_token_ids"] = self._prompt_token_ids
         for choice in answer["choices"][:1]:
             choice["token_ids"] = self._token_ids or None
