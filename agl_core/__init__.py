@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agl_core.logging import configure_logger
     from agl_core.logging import setup as setup_logging
     from agl_core.logging import setup_module as setup_module_logging
+    from agl_core.tracer.agentops import AgentOpsTracer
     from agl_core.tracer.base import Tracer
     from agl_core.tracer.current import clear_active_tracer, get_active_tracer, set_active_tracer
     from agl_core.tracer.dummy import DummyTracer
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "AgentOpsTracer": "tracer.agentops",
     "Attempt": "types.core",
     "AttemptOutcome": "types.outcome",
     "AttemptStatus": "types.core",
@@ -171,6 +173,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "VERL",
+    "AgentOpsTracer",
     "Attempt",
     "AttemptOutcome",
     "AttemptStatus",

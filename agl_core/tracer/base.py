@@ -196,6 +196,16 @@ class Tracer(ParallelWorkerBase, ABC):
         trace = here[1] if here and here[0] is self else self._last_trace
         return trace.recorded() if trace else []
 
+    def get_langchain_handler(self) -> Any:
+        """There is none: calls of LangChain's OpenAI models are recorded by their client.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "there is no LangChain handler; the calls of its OpenAI models are recorded without one"
+        )
+
     def _remember(self, trace: AttemptTrace) -> AttemptTrace:
         self._last_trace = trace
         _last_trace.set((self, trace))

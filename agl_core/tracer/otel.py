@@ -84,7 +84,11 @@ class OtelTracer(Tracer):
             kwargs: Not used.
         """
         super().init_worker(worker_id, store, *args, **kwargs)
-        install_routing_provider()
+        if not install_routing_provider():
+            logger.warning(
+                "OpenTelemetry has a global provider already; what code records by its global API "
+                "is not in the attempts"
+            )
         if self.instrument_openai:
             instrument_openai(self)
 
