@@ -132,3 +132,8 @@ def configure_logger(level: Level = logging.INFO, name: str = PACKAGE) -> loggin
     """
     warnings.warn("configure_logger is deprecated; call setup", DeprecationWarning, stacklevel=2)
     return setup_module(level, name=name, color=False)
+
+
+setup_logging = setup
+setup_module_logging = setup_module
+"""Names at the top level of the package."""

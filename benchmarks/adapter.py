@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from agl_core import semconv
-from agl_core.adapter.triplet import spans_to_triplets
+from agl_core.adapter.columns import spans_to_triplets
 from agl_core.ledger.tables import OUTCOMES, SPANS
 from agl_core.trajectory.batch import build_rows
 

@@ -5,7 +5,7 @@ dropped.
 import pyarrow as pa
 
 from agl_core import progress
-from agl_core.adapter.triplet import spans_to_triplets
+from agl_core.adapter.columns import spans_to_triplets
 from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord

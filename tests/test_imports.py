@@ -39,5 +39,5 @@ def test_every_public_name_exists(name: str):
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         agl_core.nothing  # noqa: B018 - looking it up is the test

@@ -1,83 +1,265 @@
-"""Model calls to triplets: prompt ids, response ids and reward, in chronological order within a
-rollout.
+"""Spans of one attempt to triplets: prompt, response and reward of each model call, in the order in
+which the calls were made.
+
+What gives no triplet is in the report, with its reason: `adapt` returns the triplets alone and logs
+the rest, `adapt_with_report` returns both. A triplet has token ids, always: a call without them
+could only become a row of length zero. The last triplet's reward is the attempt's final reward
+(`agl_core.emitter.reward`), whatever else was emitted; see `agl_core.adapter.rewards`.
+
+The pipeline's own path, over tables of many attempts, is `agl_core.adapter.columns`.
 """
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+import logging
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from agl_core import semconv
-from agl_core.errors import TraceError
-from agl_core.ledger.tables import TRIPLETS
+from opentelemetry.sdk.trace import ReadableSpan
 
+from agl_core.adapter.base import TraceToTripletBase, as_spans
+from agl_core.adapter.calls import (
+    CallDropReason,
+    CallSearch,
+    DroppedCall,
+    FoundCall,
+    Sighting,
+    call_key,
+    sight_calls,
+    sort_out,
+)
+from agl_core.adapter.chat import find_image_urls
+from agl_core.adapter.llm_call import Dialect, find_dialect, read_attributes
+from agl_core.adapter.rewards import (
+    EmittedReward,
+    RewardMatch,
+    RewardMatchPolicy,
+    match_by_sequence,
+    match_by_time,
+)
+from agl_core.adapter.span_tree import TraceTree
+from agl_core.types.core import Triplet
+from agl_core.types.tracer import Span
 
-def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> pa.Table:
-    """Return one triplet for each model call of each rollout that succeeded.
+__all__ = [
+    "AdaptResult",
+    "CallDropReason",
+    "DroppedCall",
+    "EmittedReward",
+    "LlmProxyTraceToTriplet",
+    "RewardMatchPolicy",
+    "TraceTree",
+    "TracerTraceToTriplet",
+    "TripletReport",
+]
 
-    Args:
-        spans: Spans of some rollouts (schema `SPANS`), in any order.
-        outcomes: Attempts (schema `OUTCOMES`) of at least these rollouts; those with `final` and
-            kind `succeeded` count, each at most once a rollout.
-        groups: Columns `index` and `group`, one row for each of these rollouts or more.
-
-    Returns:
-        Triplets (schema `TRIPLETS`) ordered by `index`, then `call_index`. Each carries its
-        rollout's final reward. Token ids are the recorded ones; nothing is tokenised again.
-
-    Raises:
-        TraceError: A successful call of such an attempt has no token ids, or not one log-prob for
-        each id.
-    """
-    counted = outcomes.filter(pc.and_(outcomes["final"], pc.equal(outcomes["kind"], "succeeded")))
-    answered = pc.and_(
-        pc.equal(spans["name"], semconv.LLM_CALL_SPAN), pc.not_equal(spans["status"], "ERROR")
-    )
-    # By rollout and attempt: an attempt id is short, two rollouts may have the same.
-    deciding = pc.take(
-        counted["attempt_id"].combine_chunks(),
-        pc.index_in(spans["index"], value_set=counted["index"].combine_chunks()),
-    )
-    counts = pc.fill_null(pc.equal(spans["attempt_id"], deciding), False)
-    calls = spans.filter(pc.and_(answered, counts)).sort_by(
-        [("index", "ascending"), ("call_index", "ascending")]
-    )
-    _check_ids(calls)
-    return pa.table(
-        {
-            "index": calls["index"],
-            "rollout_id": calls["rollout_id"],
-            "group": _look_up(calls["index"], groups["index"], groups["group"]),
-            "call_index": calls["call_index"],
-            "span_id": calls["span_id"],
-            "prompt_ids": calls["prompt_token_ids"],
-            "response_ids": calls["response_token_ids"],
-            "logprobs": calls["logprobs"],
-            "reward": _look_up(calls["index"], counted["index"], counted["reward"]),
-            "policy_version": calls["policy_version"],
-            "temperature": calls["temperature"],
-            "finish_reason": calls["finish_reason"],
-        },
-        schema=TRIPLETS,
-    )
+logger = logging.getLogger(__name__)
 
 
-def _look_up(keys: pa.ChunkedArray, index: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
-    """Return the value at each key; every key is in `index`, which has no duplicates."""
-    positions = pc.index_in(keys, value_set=index.combine_chunks())
-    return pc.take(values.combine_chunks(), positions.combine_chunks())
+@dataclass(frozen=True, slots=True)
+class TripletReport:
+    """What became of an attempt's spans: `num_llm_calls == triplets + len(dropped)`."""
+
+    num_spans: int
+    num_llm_calls: int
+    """Each call once, however many spans recorded it."""
+    num_duplicates: int
+    """Spans that recorded a call once more."""
+    dropped: list[DroppedCall]
+    final_reward: float | None
+    reward_source: str | None
+    """Id of the span whose reward is the final one."""
+    unmatched_rewards: list[EmittedReward]
+    """Rewards that are on no triplet."""
+
+    def num_dropped(self) -> dict[CallDropReason, int]:
+        """Return how many calls were dropped for each reason."""
+        return dict(Counter(drop.reason for drop in self.dropped))
+
+    @property
+    def num_without_ids(self) -> int:
+        """How many answered calls of the wanted agents have no token ids."""
+        return self.num_dropped().get(CallDropReason.NO_TOKEN_IDS, 0)
 
 
-def _check_ids(calls: pa.Table) -> None:
-    """Refuse calls without ids, or whose ids and log-probs do not pair up."""
-    num_ids = pc.fill_null(pc.list_value_length(calls["response_token_ids"]), 0)
-    num_logprobs = pc.fill_null(pc.list_value_length(calls["logprobs"]), -1)
-    no_prompt = pc.is_null(calls["prompt_token_ids"])
-    bad = pc.or_(no_prompt, pc.or_(pc.equal(num_ids, 0), pc.not_equal(num_ids, num_logprobs)))
-    first = np.flatnonzero(bad.to_numpy(zero_copy_only=False)) if len(calls) else np.array([])
-    if len(first):
-        position = int(first[0])
-        raise TraceError(
-            f"rollout {calls['rollout_id'][position]}: call {calls['call_index'][position]} has "
-            f"{num_ids[position]} token ids and {num_logprobs[position]} log-probs; "
-            "does the model server return token ids and log-probs?"
+@dataclass(frozen=True, slots=True)
+class AdaptResult:
+    """Triplets of one attempt, and what did not become one."""
+
+    triplets: list[Triplet]
+    report: TripletReport
+
+
+class _ReportingAdapter(TraceToTripletBase):
+    """What both adapters share."""
+
+    warns_of_missing_ids = True
+
+    def adapt(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> list[Triplet]:
+        """Return the attempt's triplets in the order of the calls; warn where some are missing.
+
+        Args:
+            source: Spans of one attempt, in the order in which the store returns them.
+
+        Raises:
+            ValueError: The final reward is NaN or infinite.
+        """
+        result = self.adapt_with_report(source)
+        report = result.report
+        unexpected = report.num_without_ids if self.warns_of_missing_ids else 0
+        if unexpected or (report.num_llm_calls and not result.triplets):
+            logger.warning(
+                "%d model calls give %d triplets, the rest %s: rollout=%s (no_token_ids: does the "
+                "server return token ids, and does the client library keep them?)",
+                report.num_llm_calls,
+                len(result.triplets),
+                {str(reason): count for reason, count in report.num_dropped().items()},
+                next((span.rollout_id for span in source if isinstance(span, Span)), ""),
+            )
+        return result.triplets
+
+    @abstractmethod
+    def adapt_with_report(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> AdaptResult:
+        """Return the attempt's triplets in the order of the calls, and what gave none.
+
+        Args:
+            source: Spans of one attempt, in the order in which the store returns them; none give no
+                triplets.
+
+        Raises:
+            ValueError: The final reward is NaN or infinite.
+        """
+
+
+class TracerTraceToTriplet(_ReportingAdapter):
+    """Triplets from the spans of a tracer: the tree says which agent made a call."""
+
+    def __init__(
+        self,
+        repair_hierarchy: bool = True,
+        llm_call_match: str = r"openai\.chat\.completion",
+        agent_match: str | None = None,
+        exclude_llm_call_in_reward: bool = True,
+        reward_match: RewardMatchPolicy | str = RewardMatchPolicy.FIRST_OCCURRENCE,
+        _skip_empty_token_spans: bool = False,
+    ) -> None:
+        """Set what counts as a call.
+
+        Args:
+            repair_hierarchy: Whether spans that float at the top move under those they ran in.
+            llm_call_match: Regular expression, found anywhere in the name of a call's span.
+            agent_match: Regular expression on the name of the nearest agent around a call; None for
+                calls of any agent.
+            exclude_llm_call_in_reward: Whether calls made to compute a reward are left out.
+            reward_match: Which calls a reward may follow.
+            _skip_empty_token_spans: Whether calls without token ids are expected, so that leaving
+                them out is worth no warning. They are left out, and counted, either way.
+
+        Raises:
+            ValueError: There is no such policy for rewards.
+        """
+        self.repair_hierarchy = repair_hierarchy
+        self.llm_call_match = llm_call_match
+        self.agent_match = agent_match
+        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
+        self.reward_match = RewardMatchPolicy(reward_match)
+        self.warns_of_missing_ids = not _skip_empty_token_spans
+
+    def adapt_with_report(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> AdaptResult:
+        """Return the attempt's triplets in the order of the calls, and what gave none."""
+        spans = as_spans(source)
+        if not spans:
+            return AdaptResult([], TripletReport(0, 0, 0, [], None, None, []))
+        tree = TraceTree.from_spans(spans)
+        if self.repair_hierarchy:
+            tree.repair_hierarchy()
+        positions = {span.span_id: position for position, span in enumerate(spans)}
+        search = sort_out(
+            sight_calls(tree, positions, self.llm_call_match).values(),
+            agent_match=self.agent_match,
+            skip_in_reward=self.exclude_llm_call_in_reward,
         )
+        parents = {child.id: node.id for node in tree.walk() for child in node.children}
+        rewards = match_by_time(spans, search.kept, search.without_ids, parents, self.reward_match)
+        triplets = [
+            _make_triplet(found, attached)
+            for found, attached in zip(search.kept, rewards.attached, strict=True)
+        ]
+        return AdaptResult(triplets, _make_report(spans, search, rewards))
+
+
+class LlmProxyTraceToTriplet(_ReportingAdapter):
+    """Triplets from the spans of a proxy alone, by sequence ids: no tree and no clock is read.
+
+    Understood are the spans of our proxy and of LiteLLM's.
+    """
+
+    def adapt_with_report(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> AdaptResult:
+        """Return the attempt's triplets by sequence id, and what gave none."""
+        spans = as_spans(source)
+        keys: dict[str, str] = {}
+        sightings: dict[str, list[Sighting]] = {}
+        for position, span in sorted(enumerate(spans), key=_sequence_order):
+            dialect = find_dialect(span)
+            if dialect is not Dialect.AGL and dialect is not Dialect.LITELLM:
+                continue
+            call = read_attributes(span.attributes, dialect)
+            key = call_key(span, call.response_id, keys.get(span.parent_id or ""))
+            keys[span.span_id] = key
+            sightings.setdefault(key, []).append(Sighting(span, position, span.parent_id, call))
+        search = sort_out(sightings.values(), agent_match=None, skip_in_reward=False)
+        kept = sorted(search.kept, key=lambda found: _sequence_order((found.position, found.span)))
+        rewards = match_by_sequence(spans, kept, search.without_ids)
+        triplets = [
+            _make_triplet(found, attached, ids_only=True)
+            for found, attached in zip(kept, rewards.attached, strict=True)
+        ]
+        return AdaptResult(triplets, _make_report(spans, search, rewards))
+
+
+def _sequence_order(placed: tuple[int, Span]) -> tuple[int, float, int]:
+    position, span = placed
+    return span.sequence_id, span.start_time or 0.0, position
+
+
+def _make_triplet(
+    found: FoundCall, rewards: Sequence[EmittedReward], *, ids_only: bool = False
+) -> Triplet:
+    """Return the triplet of a call; the last of its rewards is the one to train on."""
+    call = found.call
+    prompt: dict[str, Any] = {"token_ids": call.tokens.prompt_ids}
+    response: dict[str, Any] = {"token_ids": call.tokens.response_ids}
+    metadata: dict[str, Any] = {"response_id": call.response_id, "span_id": found.span.span_id}
+    if call.tokens.logprobs is not None:
+        response["logprobs"] = call.tokens.logprobs
+    if call.policy_version is not None:
+        metadata["policy_version"] = call.policy_version
+    if rewards:
+        metadata["rewards"] = [asdict(reward) for reward in rewards]
+    if not ids_only:
+        prompt["raw_content"] = call.chat.prompt
+        prompt["image_urls"] = find_image_urls(call.chat.prompt)
+        response["raw_content"] = call.chat.completions
+        metadata["request"] = call.request
+        metadata["response"] = call.response
+        metadata["agent_name"] = found.agent
+    return Triplet(
+        prompt=prompt,
+        response=response,
+        reward=rewards[-1].value if rewards else None,
+        metadata=metadata,
+    )
+
+
+def _make_report(spans: Sequence[Span], search: CallSearch, rewards: RewardMatch) -> TripletReport:
+    num_calls = len(search.kept) + len(search.dropped)
+    return TripletReport(
+        num_spans=len(spans),
+        num_llm_calls=num_calls,
+        num_duplicates=search.num_spans() - num_calls,
+        dropped=search.dropped,
+        final_reward=rewards.final,
+        reward_source=rewards.source,
+        unmatched_rewards=rewards.unmatched,
+    )

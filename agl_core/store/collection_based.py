@@ -83,7 +83,8 @@ class CollectionBasedLightningStore(StoreQueries):
         with self._write() as transaction:
             known = answer_table.recall(transaction, "dequeue", idempotency_key)
             if known is not None:
-                return leases.still_running(transaction, known)
+                renewed = [leases.renew(transaction, *pair) for pair in known]
+                return [rollout for rollout in renewed if rollout is not None]
             taken = [
                 attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease_seconds)
                 for rollout in rollout_table.queued(transaction, limit)
@@ -100,7 +101,11 @@ class CollectionBasedLightningStore(StoreQueries):
     ) -> Sequence[str]:
         with self._write() as transaction:
             worker_table.record_heartbeat(transaction, worker_id)
-            return leases.renew(transaction, attempts)
+            return [
+                attempt_id
+                for rollout_id, attempt_id in attempts
+                if leases.renew(transaction, rollout_id, attempt_id) is None
+            ]
 
     async def start_attempt(  # noqa: D102
         self, rollout_id: str, worker_id: str | None = None
@@ -195,8 +200,7 @@ class CollectionBasedLightningStore(StoreQueries):
             worker_table.record_heartbeat(transaction, worker_id, stats)
             worker = worker_table.require(transaction, worker_id)
             if worker.current_rollout_id is not None and worker.current_attempt_id is not None:
-                current = (worker.current_rollout_id, worker.current_attempt_id)
-                leases.renew(transaction, [current])
+                leases.renew(transaction, worker.current_rollout_id, worker.current_attempt_id)
             return worker
 
     def _enqueue(

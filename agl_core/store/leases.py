@@ -1,6 +1,6 @@
 """Leases: an attempt belongs to its worker until its deadline, which each sign of life puts off."""
 
-from collections.abc import Sequence
+from typing import cast
 
 from agl_core.store import attempt_table, rollout_table
 from agl_core.store.database import Transaction
@@ -33,45 +33,21 @@ def expire(transaction: Transaction) -> int:
     return len(rows)
 
 
-def renew(transaction: Transaction, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Renew the leases of attempts, by rollout id and attempt id; return the ids of those that have
-    to stop.
+def renew(transaction: Transaction, rollout_id: str, attempt_id: str) -> AttemptedRollout | None:
+    """Begin the lease of an attempt anew and return it with its rollout; None where it has to stop:
+    it has ended, or another one has been begun.
     """
-    stop: list[str] = []
-    for rollout_id, attempt_id in pairs:
-        row = transaction.one(
-            "SELECT a.status, a.sequence_id = r.num_attempts AS is_latest, r.status AS rollout"
-            " FROM attempts a JOIN rollouts r ON r.rollout_id = a.rollout_id"
-            " WHERE a.rollout_id = ? AND a.attempt_id = ?",
-            rollout_id,
-            attempt_id,
-        )
-        if row is not None and may_recover(row["status"], row["rollout"], is_latest=True):
-            attempt = attempt_table.find(transaction, rollout_id, attempt_id)
-            attempt_table.set_status(
-                transaction, rollout_table.find(transaction, rollout_id), attempt, "running"
-            )
-        elif row is None or not row["is_latest"] or not is_running(row["status"]):
-            stop.append(attempt_id)
-            continue
-        attempt_table.show_life(transaction, rollout_id, attempt_id)
-    return stop
-
-
-def still_running(
-    transaction: Transaction, pairs: Sequence[Sequence[str]]
-) -> list[AttemptedRollout]:
-    """Return those of some attempts, by rollout id and attempt id, that run, each with its rollout;
-    being asked for is a sign of life.
-    """
-    running: list[AttemptedRollout] = []
-    for rollout_id, attempt_id in pairs:
-        rollout = rollout_table.find(transaction, rollout_id)
-        if (
-            isinstance(rollout, AttemptedRollout)
-            and rollout.attempt.attempt_id == attempt_id
-            and is_running(rollout.attempt.status)
-        ):
-            attempt_table.show_life(transaction, rollout_id, attempt_id)
-            running.append(rollout)
-    return running
+    found = rollout_table.find_many(transaction, [rollout_id])
+    if not found or not isinstance(found[0], AttemptedRollout):
+        return None
+    rollout = found[0]
+    attempt = rollout.attempt
+    if attempt.attempt_id != attempt_id:
+        return None
+    if may_recover(attempt.status, rollout.status, is_latest=True):
+        attempt_table.set_status(transaction, rollout, attempt, "running")
+    elif not is_running(attempt.status):
+        return None
+    attempt_table.show_life(transaction, rollout_id, attempt_id)
+    (rollout,) = rollout_table.find_many(transaction, [rollout_id])
+    return cast(AttemptedRollout, rollout)

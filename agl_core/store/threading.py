@@ -41,8 +41,10 @@ class LightningStoreThreaded(LightningStore):
 
     async def close(self) -> None:
         """Close the store and end the thread."""
+        if self._loop is not None and self._loop.is_closed():
+            return
         await self._call(self.store.close)
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

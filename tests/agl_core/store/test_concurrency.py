@@ -1,0 +1,275 @@
+"""One store for several event loops, threads and processes."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agl_core.errors import TransientError
+from agl_core.store import CollectionBasedLightningStore as Store
+from agl_core.store import InMemoryLightningStore, LightningStoreThreaded, SqliteLightningStore
+from agl_core.store import database as database_module
+from agl_core.store.base import LightningStore
+from agl_core.types.core import EnqueueRolloutRequest
+from tests.agl_core.store.builders import begin, make_span, take
+from tests.agl_core.store.conftest import OpenStore
+
+THREADS = 4
+
+
+async def work(store: LightningStore, worker_id: str) -> list[str]:
+    """Take rollouts until there are none; return the ids of the attempts."""
+    attempts: list[str] = []
+    while (taken := await store.dequeue_rollout(worker_id)) is not None:
+        await store.add_many_spans([make_span(taken, number) for number in (1, 2)])
+        await store.update_attempt(taken.rollout_id, taken.attempt.attempt_id, status="succeeded")
+        attempts.append(f"{taken.rollout_id}/{taken.attempt.attempt_id}")
+    return attempts
+
+
+def test_a_store_outlives_the_event_loop_it_was_used_in(open_store: OpenStore):
+    store = open_store()
+    taken = asyncio.run(begin(store))
+    asyncio.run(store.add_span(make_span(taken)))
+
+    async def end_and_wait() -> int:
+        async with asyncio.TaskGroup() as group:
+            wait = group.create_task(store.wait_for_rollouts(rollout_ids=[taken.rollout_id]))
+            await asyncio.sleep(0.01)
+            await store.update_attempt(taken.rollout_id, "latest", status="succeeded")
+        return len(wait.result())
+
+    assert asyncio.run(end_and_wait()) == 1
+
+
+def test_a_wait_whose_event_loop_is_gone_disturbs_nobody(open_store: OpenStore):
+    store = open_store()
+    taken = asyncio.run(begin(store))
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(store.wait_for_rollouts(rollout_ids=[taken.rollout_id]))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    asyncio.run(end(store, taken.rollout_id))
+    del task
+
+
+async def end(store: Store, rollout_id: str) -> None:
+    await store.update_attempt(rollout_id, "latest", status="succeeded")
+
+
+def test_threads_share_a_queue_and_nothing_is_taken_twice(open_store: OpenStore):
+    store = open_store()
+    requests = [EnqueueRolloutRequest(input=number) for number in range(80)]
+    asyncio.run(_ignore(store.enqueue_many_rollouts(requests)))
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = pool.map(lambda n: asyncio.run(work(store, f"w{n}")), range(THREADS))
+    attempts = [attempt for taken in results for attempt in taken]
+    assert len(attempts) == len(set(attempts)) == 80
+
+    async def counts() -> tuple[object, ...]:
+        found = await store.statistics()
+        done = await store.query_rollouts(status_in=["succeeded"], limit=0)
+        return found.get("total_attempts"), found.get("total_spans"), done.total
+
+    assert asyncio.run(counts()) == (80, 160, 80)
+
+
+async def _ignore(call: object) -> None:
+    await call  # pyright: ignore[reportGeneralTypeIssues]
+
+
+async def test_sequence_ids_are_unique_among_threads(open_store: OpenStore):
+    store = open_store()
+    taken = await begin(store)
+    pair = (taken.rollout_id, taken.attempt.attempt_id)
+
+    def draw(_: int) -> list[int]:
+        return [asyncio.run(store.get_next_span_sequence_id(*pair)) for _ in range(25)]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        drawn = [n for numbers in pool.map(draw, range(THREADS)) for n in numbers]
+    assert sorted(drawn) == list(range(1, 25 * THREADS + 1))
+
+
+# Several processes on one file.
+
+WORKER = """
+import asyncio, json, sys
+from agl_core.store import SqliteLightningStore
+from tests.agl_core.store.test_concurrency import work
+
+async def main():
+    store = SqliteLightningStore(sys.argv[1])
+    sys.stdin.readline()
+    print(json.dumps(await work(store, sys.argv[2])))
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+async def on_disk(path: Path) -> AsyncGenerator[SqliteLightningStore]:
+    store = SqliteLightningStore(path, scan_debounce_seconds=0.1)
+    yield store
+    await store.close()
+
+
+def start_worker(path: Path, name: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(path), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path.cwd(),
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    )
+
+
+async def test_processes_share_a_queue_and_nothing_is_taken_twice(
+    on_disk: SqliteLightningStore, path: Path
+):
+    requests = [EnqueueRolloutRequest(input=number) for number in range(150)]
+    queued = await on_disk.enqueue_many_rollouts(requests)
+    workers = [start_worker(path, f"w{number}") for number in range(3)]
+    attempts: list[str] = []
+    waiting = asyncio.create_task(
+        on_disk.wait_for_rollouts(rollout_ids=[r.rollout_id for r in queued], timeout=60)
+    )
+    await asyncio.sleep(0)
+
+    def let_work() -> None:
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+        for worker in workers:
+            out, _ = worker.communicate(timeout=60)
+            assert worker.returncode == 0
+            attempts.extend(json.loads(out))
+
+    await asyncio.to_thread(let_work)
+    assert len(attempts) == len(set(attempts)) == 150
+    # Ended elsewhere: seen within the cadence of the watchdog, not by asking again and again.
+    assert len(await waiting) == 150
+    assert (await on_disk.statistics()).get("total_spans") == 300
+
+
+async def test_a_pickled_store_opens_the_same_file(on_disk: SqliteLightningStore):
+    assert on_disk.capabilities.get("zero_copy") is True
+    other: SqliteLightningStore = pickle.loads(pickle.dumps(on_disk))
+    queued = await on_disk.enqueue_rollout("task")
+    assert (await take(other)).rollout_id == queued.rollout_id
+    run_ids = {(await store.statistics()).get("run_id") for store in (on_disk, other)}
+    assert len(run_ids) == 1
+    await other.close()
+
+
+def _in_child(store: Store, answers: "multiprocessing.SimpleQueue[str]") -> None:
+    try:
+        answers.put(asyncio.run(store.enqueue_rollout("child")).rollout_id)
+    except ValueError as error:
+        answers.put(f"refused: {error}")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+async def test_a_forked_process_opens_the_file_again(open_store: OpenStore):
+    store = open_store()
+    await begin(store)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=_in_child, args=(store, answers))
+    process.start()
+    answer: str = await asyncio.to_thread(answers.get)
+    process.join()
+    if isinstance(store, InMemoryLightningStore):
+        assert "lives in the memory of process" in answer
+    else:
+        assert (await take(store)).rollout_id == answer
+
+
+async def test_a_file_held_by_another_process_for_too_long_is_worth_another_try(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.1)
+    store = SqliteLightningStore(path)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(TransientError, match="locked"):
+        await store.enqueue_rollout("task")
+    holder.execute("COMMIT")
+    holder.close()
+    await store.enqueue_rollout("task")
+    await store.close()
+
+
+async def test_a_file_that_is_no_store_is_refused(tmp_path: Path):
+    path = tmp_path / "text.db"
+    path.write_text("no database at all" * 100)
+    with pytest.raises(ValueError, match="cannot be opened as a store"):
+        SqliteLightningStore(path)
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE mine (a)")
+    other.close()
+    with pytest.raises(ValueError, match="has tables of version 0"):
+        SqliteLightningStore(tmp_path / "other.db")
+
+
+# A store that is not thread-safe.
+
+
+class OneLoopOnly(InMemoryLightningStore):
+    """Refuses every other thread than the first, and waits inside a call."""
+
+    thread: int | None = None
+
+    @property
+    def capabilities(self):
+        return {**super().capabilities, "thread_safe": False}
+
+    async def dequeue_rollout(self, *args: object, **kwargs: object):
+        self.thread = self.thread or threading.get_ident()
+        assert self.thread == threading.get_ident()
+        await asyncio.sleep(0.05)
+        return await super().dequeue_rollout(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_threaded_store_keeps_calls_in_one_loop_without_holding_a_lock():
+    store = LightningStoreThreaded(OneLoopOnly())
+    assert store.capabilities.get("thread_safe") is True
+    requests = [EnqueueRolloutRequest(input=number) for number in range(8)]
+    asyncio.run(_ignore(store.enqueue_many_rollouts(requests)))
+    started = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: asyncio.run(store.dequeue_rollout()), range(8)))
+    assert time.monotonic() - started < 8 * 0.05
+    assert len({rollout.rollout_id for rollout in taken if rollout}) == 8
+    asyncio.run(store.close())
+    asyncio.run(store.close())
+
+
+def test_the_threaded_store_passes_a_thread_safe_one_through(open_store: OpenStore):
+    inner = open_store()
+    before = threading.active_count()
+    store = LightningStoreThreaded(inner)
+    assert threading.active_count() == before
+    queued = asyncio.run(store.enqueue_rollout("task"))
+    assert asyncio.run(inner.get_rollout_by_id(queued.rollout_id)) == queued
+    assert store.capabilities.get("zero_copy") == inner.capabilities.get("zero_copy")
