@@ -10,13 +10,12 @@ from typing import Any, Self, overload
 from agl_core import semconv
 from agl_core.emitter.emit import tracer_for
 from agl_core.tracer.attributes import (
-    AttributeValue,
     flatten_attributes,
     sanitize_attribute_values,
     to_plain,
 )
 from agl_core.tracer.recording import SpanRecording
-from agl_core.types.tracer import SpanCoreFields
+from agl_core.types.tracer import AttributeValue, SpanCoreFields
 
 AnyFunction = Callable[..., Any]
 

@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from agl_core import semconv
+from agl_core.types.tracer import AttributeValue
 
 Primitive = str | bool | int | float
-AttributeValue = Any
-"""A primitive or a sequence of primitives of one type, as OpenTelemetry defines it."""
+_MAX_DEPTH = 100
+"""Parts of a dotted name that count; what follows stays one name."""
 
 
 class LinkAttributes(BaseModel):
@@ -88,7 +89,7 @@ def unflatten_attributes(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
     root: dict[str, Any] = {}
     # Longer names last, so that they replace a value at a shorter one.
     for name in sorted(flat, key=lambda name: name.count(".")):
-        *parents, last = name.split(".")
+        *parents, last = name.split(".", _MAX_DEPTH)
         node = root
         for parent in parents:
             child = node.get(parent)

@@ -21,7 +21,6 @@ from opentelemetry.trace import Span as OtelSpan
 from agl_core.errors import AglError
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
-from agl_core.tracer.attributes import AttributeValue
 from agl_core.tracer.export import SpanExporter
 from agl_core.tracer.recording import SpanRecording, set_status, to_nanoseconds
 from agl_core.types.core import ParallelWorkerBase
@@ -75,7 +74,7 @@ class Tracer(ParallelWorkerBase, ABC):
     def start_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         start_time: float | None = None,
     ) -> OtelSpan:
         """Start a span of the current attempt, below the current span; the caller ends it.
@@ -216,7 +215,7 @@ class Tracer(ParallelWorkerBase, ABC):
     def create_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
@@ -245,7 +244,7 @@ class Tracer(ParallelWorkerBase, ABC):
     def operation_context(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Generator[SpanRecording]:

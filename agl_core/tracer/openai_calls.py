@@ -20,12 +20,13 @@ from opentelemetry.trace import Span
 from agl_core import semconv
 from agl_core.llm_proxy.capture import JsonObject, check_answer, request_attributes
 from agl_core.llm_proxy.capture import response_attributes as answer_attributes
+from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.tracer.attributes import to_plain
 from agl_core.tracer.current import get_current_attempt
 from agl_core.tracer.recording import set_status
 
 if TYPE_CHECKING:  # the tracer builds on this module
-    from agl_core.tracer.base import Tracer
+    from agl_core.tracer.otel import OtelTracer
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,11 @@ _PROXY_PATH = re.compile(r"/rollout/[^/]+/attempt/[^/]+")
 _METHODS = ("create", "parse")
 
 _lock = threading.Lock()
-_tracers: list["Tracer"] = []
+_tracers: list["OtelTracer"] = []
 _originals: list[tuple[type, str, Callable[..., Any]]] = []
 
 
-def instrument_openai(tracer: "Tracer") -> None:
+def instrument_openai(tracer: "OtelTracer") -> None:
     """Record the chat completions of this tracer's attempts."""
     with _lock:
         if not _tracers:
@@ -45,7 +46,7 @@ def instrument_openai(tracer: "Tracer") -> None:
         _tracers.append(tracer)
 
 
-def uninstrument_openai(tracer: "Tracer") -> None:
+def uninstrument_openai(tracer: "OtelTracer") -> None:
     """Undo one `instrument_openai`; with the last one, openai is as it was."""
     with _lock:
         mine = [number for number, other in enumerate(_tracers) if other is tracer]
@@ -106,7 +107,8 @@ def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
     Messages that can be read only once become a list in the request.
     """
     current = get_current_attempt()
-    if current is None or not any(current.tracer is tracer for tracer in _tracers):
+    tracer = next((t for t in _tracers if current and t is current.tracer), None)
+    if current is None or tracer is None:
         return None
     if _PROXY_PATH.search(str(resource._client.base_url)):
         return None
@@ -117,7 +119,9 @@ def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
     except Exception:
         logger.warning("request of a model call not recorded", exc_info=True)
         attributes = {}
-    return _CallRecorder(current.tracer.start_span(semconv.LLM_CALL_SPAN, attributes))
+    trace = tracer.find_open(current.rollout_id, current.attempt_id)
+    span = tracer.start_span(semconv.LLM_CALL_SPAN, attributes)
+    return _CallRecorder(span, trace)
 
 
 def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
@@ -131,8 +135,9 @@ def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
 class _CallRecorder:
     """The span of one call, until its answer is complete."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, trace: AttemptTrace | None) -> None:
         self._span = span
+        self._trace = trace
 
     def fail(self, error: BaseException) -> None:
         """End the span as failed."""
@@ -155,8 +160,8 @@ class _CallRecorder:
         return result
 
     def _follow(self, stream: Any) -> None:
-        """Record what is read of a stream, until it ends or is closed."""
-        chunks, close, gathered = stream._iterator, stream.close, _StreamedAnswer()
+        """Record what is read of a stream, until it ends or is closed, or the attempt ends."""
+        chunks, close, gathered = stream._iterator, stream.close, self._gather()
 
         def passed_on() -> Generator[Any]:
             try:
@@ -176,7 +181,7 @@ class _CallRecorder:
         stream._iterator, stream.close = passed_on(), closed
 
     def _follow_async(self, stream: Any) -> None:
-        chunks, close, gathered = stream._iterator, stream.close, _StreamedAnswer()
+        chunks, close, gathered = stream._iterator, stream.close, self._gather()
 
         async def passed_on() -> AsyncGenerator[Any]:
             try:
@@ -194,6 +199,13 @@ class _CallRecorder:
             await close()
 
         stream._iterator, stream.close = passed_on(), closed
+
+    def _gather(self) -> "_StreamedAnswer":
+        """Return what gathers a stream; one that is left half-read ends with its attempt."""
+        gathered = _StreamedAnswer()
+        if self._trace is not None:
+            self._trace.before_close(lambda: self._end(gathered.answer()))
+        return gathered
 
     def _end(self, answer: JsonObject | None) -> None:
         """Record an answer, as far as there is one, and end the span; once."""

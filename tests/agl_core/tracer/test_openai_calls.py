@@ -272,3 +272,15 @@ async def test_a_stream_that_is_closed_is_recorded_as_far_as_it_was_read(stream_
     for call in calls_of(trace):
         assert call.attributes[semconv.RESPONSE_TOKEN_IDS] == [1, 2]
     assert len(calls_of(trace)) == 2
+
+
+async def test_a_stream_that_is_left_ends_with_its_attempt(stream_server, tracer):
+    with tracer.attempt("ro-1", "at-1") as trace:
+        with sync_client(stream_server) as client:
+            for chunk in client.chat.completions.create(stream=True, **ASK):
+                if chunk.choices[0].delta.content == "ab":
+                    break
+        assert calls_of(trace) == []
+    (call,) = calls_of(trace)
+    assert call.attributes[semconv.RESPONSE_TOKEN_IDS] == [1, 2]
+    assert tracer.late_spans == 0
