@@ -35,6 +35,7 @@ from .litagent.decorator import rollout as rollout
 from .logging import configure_logger as configure_logger
 from .logging import setup_logging as setup_logging
 from .logging import setup_module_logging as setup_module_logging
+from .tracer.agentops import AgentOpsTracer as AgentOpsTracer
 from .tracer.base import Tracer as Tracer
 from .tracer.current import clear_active_tracer as clear_active_tracer
 from .tracer.current import get_active_tracer as get_active_tracer

@@ -26,7 +26,6 @@ from agl_core import semconv
 from agl_core.errors import TraceError
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
-from agl_core.tracer.attributes import AttributeValue
 from agl_core.tracer.base import ModelCall, Tracer
 from agl_core.tracer.current import CurrentAttempt, current_attempt, get_current_attempt
 from agl_core.tracer.global_provider import install_routing_provider
@@ -84,7 +83,11 @@ class OtelTracer(Tracer):
             kwargs: Not used.
         """
         super().init_worker(worker_id, store, *args, **kwargs)
-        install_routing_provider()
+        if not install_routing_provider():
+            logger.warning(
+                "OpenTelemetry has a global provider already; what code records by its global API "
+                "is not in the attempts"
+            )
         if self.instrument_openai:
             instrument_openai(self)
 
@@ -117,7 +120,10 @@ class OtelTracer(Tracer):
         trace.root = self._otel.start_span(name or semconv.ROLLOUT_SPAN, otel_context.Context())
         try:
             with otel.use_span(trace.root, end_on_exit=True):
-                yield trace
+                try:
+                    yield trace
+                finally:
+                    trace.end_open_spans()
         finally:
             current_attempt.reset(current)
             with self._lock:
@@ -127,7 +133,7 @@ class OtelTracer(Tracer):
     def start_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         start_time: float | None = None,
     ) -> Span:
         """Start a span of the current attempt, below the current span; the caller ends it.
