@@ -83,8 +83,9 @@ class CollectionBasedLightningStore(StoreQueries):
         with self._write() as transaction:
             known = answer_table.recall(transaction, "dequeue", idempotency_key)
             if known is not None:
-                renewed = [leases.renew(transaction, *pair) for pair in known]
-                return [rollout for rollout in renewed if rollout is not None]
+                again = [pair[0] for pair in known if leases.renew(transaction, *pair)]
+                found = rollout_table.find_many(transaction, again)
+                return cast(list[AttemptedRollout], found)
             taken = [
                 attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease_seconds)
                 for rollout in rollout_table.queued(transaction, limit)
@@ -104,7 +105,7 @@ class CollectionBasedLightningStore(StoreQueries):
             return [
                 attempt_id
                 for rollout_id, attempt_id in attempts
-                if leases.renew(transaction, rollout_id, attempt_id) is None
+                if not leases.renew(transaction, rollout_id, attempt_id)
             ]
 
     async def start_attempt(  # noqa: D102
