@@ -21,7 +21,7 @@ from agl_core.store.base import UNSET, Unset
 from agl_core.store.database import Transaction
 from agl_core.store.json_text import encode
 from agl_core.store.queries import StoreQueries
-from agl_core.store.schema import encode_or_none
+from agl_core.store.schema import encode_or_none, span_values
 from agl_core.store.tables import in_bulk
 from agl_core.types.core import (
     Attempt,
@@ -224,8 +224,9 @@ class CollectionBasedLightningStore(StoreQueries):
         return attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease)
 
     def _add_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        values = [span_values(span) for span in spans]
         with self._write() as transaction:
-            return span_table.add(transaction, spans)
+            return span_table.add(transaction, spans, values)
 
 
 def _given(**values: Any) -> dict[str, Any]:
