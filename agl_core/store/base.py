@@ -246,12 +246,12 @@ class LightningStore:
             sort_by: A field of the rollout; None values come first in ascending order.
             sort_order: "asc" or "desc".
             limit: Most items; -1 for all, 0 for none (`total` is still counted).
-            offset: Items to leave out before.
+            offset: Items to leave out before; an offset past the last gives an empty page.
             status: Deprecated name of `status_in`.
             rollout_ids: Deprecated name of `rollout_id_in`.
 
         Raises:
-            ValueError: There is no field `sort_by`.
+            ValueError: There is no such field, status or order, or a bound is negative.
         """
         raise NotImplementedError
 
