@@ -199,7 +199,8 @@ class LightningStore:
     async def renew_leases(
         self, worker_id: str, attempts: Sequence[tuple[str, str]]
     ) -> Sequence[str]:
-        """Say that a worker still runs these attempts; return the ids of those it has to stop.
+        """Say that a worker still runs these attempts, so is busy; return the ids of those that it
+        has to stop.
 
         An attempt has to stop where it has ended for the store: cancelled, timed out, expired or
         superseded.
