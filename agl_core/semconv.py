@@ -30,6 +30,8 @@ SEQUENCE_ID = "agentlightning.span_sequence_id"
 REWARD_PREFIX = "agentlightning.reward"
 PRIMARY_REWARD_NAME = "agentlightning.reward.0.name"
 PRIMARY_REWARD_VALUE = "agentlightning.reward.0.value"
+EVALUATION_SCORE = "gen_ai.evaluation.score.value"
+"""OpenTelemetry's place for the score of an evaluation."""
 
 # What else an agent may record.
 LINK_PREFIX = "agentlightning.link"

@@ -78,6 +78,7 @@ def test_reward_outside_of_an_attempt_is_refused():
         ),
         (make_span(name="x", **{"agentops.entity.output": {"type": "reward", "value": 0.5}}), 0.5),
         (make_span(name="x", **{"agentops.task.output": "no json"}), None),
+        (make_span(name="x", **{"gen_ai.evaluation.score.value": 0.25}), 0.25),
         (SimpleNamespace(name=semconv.ANNOTATION_SPAN, attributes={"reward": 3}), 3.0),
         (SimpleNamespace(name="x", attributes={"reward": 3}), None),
         (SimpleNamespace(name="x", attributes=None), None),
