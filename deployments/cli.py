@@ -226,7 +226,6 @@ def _log_to_stderr() -> None:
     Not those of single flow runs and rollouts: they are in the Prefect UI and in the ledger, the
     summary of an iteration counts them, and an error that ends the run is shown at its end.
     """
-    logging.getLogger("agl_core").setLevel(logging.INFO)
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: not record.name.startswith(_QUIET_LOGGERS))

@@ -39,7 +39,7 @@ CLIENT_SETTINGS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "agl_core",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "agl_core,flows",
     # The proxy and other threads log outside any flow run.
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_CLI_PROMPT": "false",

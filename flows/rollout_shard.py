@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from agl_core.errors import LedgerError
 from agl_core.runner.shard import Shard, ShardRef, open_shard
+from tasks.logs import show_logs
 from tasks.rollout import rollout_task
 
 
@@ -29,9 +30,10 @@ async def rollout_shard(shard: ShardRef) -> ShardSummary:
     Raises:
         LedgerError: A rollout ended without a recorded outcome, or the ledger cannot be written.
     """
+    show_logs()
     async with open_shard(shard) as running:
         artifact = await acreate_progress_artifact(
-            progress=0.0, description=f"rollouts of {shard.name}"
+            progress=0.0, key=f"{shard.run_id}-rollouts", description=shard.name
         )
 
         async def show(done: int, expected: int) -> None:

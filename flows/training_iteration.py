@@ -11,6 +11,7 @@ from tasks.adapt import adapt
 from tasks.collect import collect
 from tasks.commit import commit, read_manifest
 from tasks.context import IterationRef
+from tasks.logs import show_logs
 from tasks.propose import TRAIN_SET, open_set, propose, state_before
 from tasks.publish import publish
 from tasks.report import report
@@ -29,6 +30,7 @@ async def training_iteration(ref: IterationRef) -> str:
     Inside `training_run` it uses that run's services; started on its own (a retry, say), it opens
     the run from its ledger and rebuilds the update worker from the last checkpoint.
     """
+    show_logs()
     async with context.opened_for(ref):
         proposed = propose(ref)
         policy = PolicyRef.model_validate(proposed.values["policy_in"])

@@ -1,5 +1,7 @@
 """N iterations of one run, continued from where the ledger ends."""
 
+import logging
+
 from prefect import flow, tags
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
@@ -7,10 +9,14 @@ from pydantic import BaseModel, ConfigDict
 from agl_core import progress
 from agl_core.config import RunConfig
 from agl_core.preflight import PreparedRun, prepare_run
+from agl_core.terminal import plain_line
 from flows.training_iteration import training_iteration
 from tasks import context
 from tasks.context import IterationRef
+from tasks.logs import show_logs
 from tasks.plot import plot
+
+logger = logging.getLogger(__name__)
 
 
 class RunSummary(BaseModel):
@@ -38,12 +44,21 @@ async def training_run(
     Raises:
         ConfigError: The configuration cannot be used, or the run exists with another one.
     """
+    show_logs()
     changes = {"train_data": train_data} if train_data else {}
     if new_run:
         scheduled = flow_run.scheduled_start_time.strftime("%Y%m%d-%H%M%S")
         changes["run_id"] = f"{config.run_id}-{scheduled}"
     run = prepare_run(RunConfig.model_validate(config.model_dump() | changes))
     committed = run.ledger.committed()
+    logger.info(
+        "run=%s ledger=%s/%s: %d iterations, %d of them committed before",
+        run.ledger.run_id,
+        run.ledger.storage.uri,
+        run.ledger.prefix,
+        run.algorithm.num_iterations(run.start_state),
+        committed,
+    )
     for number in range(committed):
         progress.report(progress.IterationCommitted(run.ledger.manifest(number)))
     with tags(run.ledger.run_id):
@@ -61,5 +76,6 @@ async def _iterate(run: PreparedRun, committed: int) -> int:
             ledger=run.ledger.storage.uri, run_id=run.ledger.run_id, iteration=committed
         )
         await training_iteration(ref)
+        logger.info("%s", plain_line(run.ledger.manifest(committed)))
         committed += 1
     return committed

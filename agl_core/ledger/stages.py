@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ class IterationLedger:
                 self.iteration,
                 stage,
                 record.seconds,
-                record.values,
+                _in_short(record.values),
             )
         finally:
             # A thread that a cancellation left behind may still write there.
@@ -198,3 +198,18 @@ class IterationLedger:
         prefix = f"{self.prefix}{stage}/"
         tries = {key.removeprefix(prefix).split("/")[0] for key in self.storage.list(prefix)}
         return 1 + max((int(name[1:]) for name in tries if name[1:].isdigit()), default=0)
+
+
+def _in_short(values: Mapping[str, Any]) -> str:
+    """Return a stage's facts as one line: numbers and names, not lists of files."""
+    return ", ".join(_facts(values))
+
+
+def _facts(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _facts(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{name}={value:.4g}"
+        elif isinstance(value, int | str):
+            yield f"{prefix}{name}={value}"

@@ -215,6 +215,13 @@ class Shard:
             self._attempts |= results
             raise
         self._num_flushed += len(indices)
+        logger.info(
+            "shard=%s flushed %d of %d rollouts: %s",
+            self.ref.name,
+            self._num_flushed,
+            len(self._requests),
+            ", ".join(f"{count} {kind}" for kind, count in sorted(self._kinds.items())),
+        )
         try:
             await on_flush(self._num_flushed, len(self._requests))
         except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
