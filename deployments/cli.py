@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from agl_core import progress
+from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig
 from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError
@@ -203,8 +204,9 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration with another policy to start from.
 
     Raises:
-        ConfigError: A key of the algorithm's settings is set twice.
+        ConfigError: The algorithm is not installed here, or a key of its settings is set twice.
     """
+    check_installed()
     from agl_core.algorithm.verl.config import normalise  # hydra takes a moment
 
     settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
