@@ -104,11 +104,13 @@ def test_a_deployed_run_trains_with_its_shards_on_the_pool(
 
     artifacts = api.of_run("artifacts", "deployed")
     reports = [artifact for artifact in artifacts if artifact["type"] == "markdown"]
-    assert Counter(report["key"] for report in reports) == {"iteration-report": 2, "run-report": 1}
+    assert Counter(report["key"] for report in reports) == {"deployed-iterations": 2, "deployed-run": 1}
     for manifest in ledger.manifests():
         assert any(manifest.content_digest in report["data"] for report in reports)
     progress = [artifact["data"] for artifact in artifacts if artifact["type"] == "progress"]
     assert progress == [100.0] * len(shards)
+    logs = api.post("/logs/filter", logs={"flow_run_id": {"any_": [run["id"] for run in shards]}})
+    assert sum("rollouts: " in log["message"] for log in logs) >= len(shards), "one for each flush"
 
 
 def test_a_published_dataset_starts_a_run_on_it(tmp_path: Path, api: Api):
