@@ -104,7 +104,8 @@ def test_a_deployed_run_trains_with_its_shards_on_the_pool(
 
     artifacts = api.of_run("artifacts", "deployed")
     reports = [artifact for artifact in artifacts if artifact["type"] == "markdown"]
-    assert Counter(report["key"] for report in reports) == {"deployed-iterations": 2, "deployed-run": 1}
+    keys = Counter(report["key"] for report in reports)
+    assert keys == {"deployed-iterations": 2, "deployed-run": 1}
     for manifest in ledger.manifests():
         assert any(manifest.content_digest in report["data"] for report in reports)
     progress = [artifact["data"] for artifact in artifacts if artifact["type"] == "progress"]
