@@ -16,6 +16,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import arun_deployment
 from prefect.flow_runs import wait_for_flow_run
 from prefect.states import Cancelled
+from prefect_aws.credentials import AwsCredentials
 
 from agl_core.dataset import read_jsonl
 from agl_core.ledger.run import open_run
@@ -80,6 +81,30 @@ async def test_a_deployed_run_trains_with_its_shards_on_the_pool(
     assert len(shards) == 5, "base, and train and new for each of two iterations"
     assert {shard.work_pool_name for shard in shards} == {"agl"}
     assert all(shard.state and shard.state.is_completed() for shard in shards)
+
+
+async def test_shards_on_the_pool_reach_a_bucket_through_a_block(
+    engine: ModelServer, s3_server: str, s3_uri: str, worker: ChildProcess
+):
+    """The environment of the worker knows nothing of S3."""
+    await AwsCredentials(
+        aws_access_key_id="from-the-block",
+        aws_secret_access_key="secret",  # type: ignore[arg-type]
+        aws_client_parameters={"endpoint_url": s3_server},  # type: ignore[arg-type]
+    ).asave("pool", overwrite=True)
+    config = config_on_pool(
+        engine, s3_uri, "pooled", s3={"credentials": "aws-credentials/pool"}, val_data=None
+    )
+    config["algorithm"]["config"]["trainer.total_training_steps"] = 1
+    run = await arun_deployment(
+        "training-run/training-run", parameters={"config": config}, timeout=0, as_subflow=False
+    )
+    run = await wait_for_flow_run(run.id, timeout=300)
+    assert run.state
+    assert run.state.is_completed(), f"{run.state.message}\n{worker.log_tail(40)}"
+    ledger = open_run(s3_uri, "pooled")
+    assert ledger.committed() == 1
+    assert verify_run(ledger) == []
 
 
 async def test_a_published_dataset_starts_a_run_on_it(tmp_path: Path):
