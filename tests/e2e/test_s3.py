@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, LogFilter
 from prefect_aws.credentials import AwsCredentials
 
 from agl_core.config import RolloutSettings, S3Settings
@@ -87,13 +89,16 @@ def test_a_finished_run_on_s3_is_found_again(engine: ModelServer, s3_uri: str):
     assert ledger.storage.list(ledger.prefix) == before
 
 
-async def said_to_prefect(block: str) -> tuple[str, int]:
-    """Return everything that the server knows of runs, as one text, and how often it names the
-    block in parameters.
+async def said_to_prefect(since: datetime, block: str) -> tuple[str, int]:
+    """Return everything that the server knows of runs since then, as one text, and how many name
+    the block in parameters.
     """
+    after = {"after_": since.isoformat()}
     async with get_client() as client:
-        runs = await client.read_flow_runs(limit=200)
-        logs = await client.read_logs(limit=200)
+        runs = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate({"start_time": after}), limit=200
+        )
+        logs = await client.read_logs(LogFilter.model_validate({"timestamp": after}), limit=200)
         artifacts = await client.read_artifacts()
     parameters = [str(run.parameters) for run in runs]
     text = "\n".join(map(repr, [*runs, *logs, *artifacts]))
@@ -118,6 +123,7 @@ def test_credentials_of_a_block_reach_every_process_and_are_written_nowhere(
     ).save("ledger", overwrite=True)
     options = ["--ledger", s3_uri, "--s3-credentials", block]
     caplog.set_level(logging.DEBUG)
+    started = datetime.now(UTC)
 
     data = str(CALCULATOR / "data" / "val.jsonl")
     published = agl("dataset", "publish", "sums", data, *options, PREFECT_API_URL=prefect_api)
@@ -136,7 +142,7 @@ def test_credentials_of_a_block_reach_every_process_and_are_written_nowhere(
         assert done.returncode == 0, done.stderr
     assert "1 iterations, every file as its manifest says" in verified.stdout
 
-    said, named = asyncio.run(said_to_prefect(block))
+    said, named = asyncio.run(said_to_prefect(started, block))
     assert named >= 4, "the run, its iteration and its shards name the block"
     streams = [done.stdout + done.stderr for done in (published, shown, verified)]
     for text in [said, caplog.text, *streams]:
