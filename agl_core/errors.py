@@ -4,6 +4,7 @@
     +-- ConfigError      (ValueError)         the caller's settings or data; exit status 2
     +-- LedgerError      (RuntimeError)       the record is missing, broken, or cannot be written
     |   +-- ConflictError (FileExistsError)   a write-once key exists with other content
+    |   +-- LedgerUnreachableError            its store does not answer; also a TransientError
     +-- TraceError       (ValueError)         spans that cannot become training data
     +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
     +-- TransientError   (ConnectionError)    another try may work
@@ -18,6 +19,10 @@ class AglError(Exception):
     """Root of every error that this project raises on purpose."""
 
 
+class TransientError(AglError, ConnectionError):
+    """Something failed that another try may get right."""
+
+
 class ConfigError(AglError, ValueError):
     """The caller's configuration or data cannot be used as it is."""
 
@@ -30,16 +35,16 @@ class ConflictError(LedgerError, FileExistsError):
     """A write-once key exists already."""
 
 
+class LedgerUnreachableError(LedgerError, TransientError):
+    """The ledger's store does not answer, or asks to come again."""
+
+
 class TraceError(AglError, ValueError):
     """Recorded spans cannot be turned into training data."""
 
 
 class UpstreamError(AglError, ConnectionError):
     """The model server refused a request or answered with something unusable."""
-
-
-class TransientError(AglError, ConnectionError):
-    """Something failed that another try may get right."""
 
 
 class TrainerError(AglError, RuntimeError):

@@ -19,10 +19,11 @@ from rich.console import Console
 
 from agl_core import progress
 from agl_core.algorithm.verl import check_installed
-from agl_core.config import RunConfig
+from agl_core.config import RunConfig, S3Settings
 from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError
 from agl_core.ledger.run import RunLedger, open_run
+from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import verify_run
 from agl_core.preflight import prepare_run
@@ -46,6 +47,12 @@ _answers = Console(width=None if sys.stdout.isatty() else 100)
 _log = Console(stderr=True)
 
 Ledger = Annotated[str, typer.Option(help="A local folder, or s3://bucket/prefix.")]
+S3CredentialsName = Annotated[
+    str | None,
+    typer.Option(help="Prefect block with S3 credentials, such as aws-credentials/NAME."),
+]
+S3EndpointUrl = Annotated[str | None, typer.Option(help="S3 endpoint, where it is not AWS.")]
+S3Region = Annotated[str | None, typer.Option(help="S3 region.")]
 RunId = Annotated[str, typer.Argument(help="Name of the run.")]
 
 
@@ -70,9 +77,13 @@ def run(
     if model is not None:
         settings = with_model(settings, model)
     try:
-        prepared = prepare_run(settings)
+        prepared = prepare_run(settings, _credentials(settings.s3))
     except AglError as error:  # whatever it is, nothing has been started
         raise ConfigError(str(error)) from error
+    storage = prepared.ledger.storage
+    if storage.uri.startswith("s3://"):
+        honoured = "honoured" if storage.conditional_put else "NOT honoured"
+        _log.print(f"Ledger {storage.uri}: can be written, conditional put is {honoured}")
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
         _show(prepared.ledger, settings.run_id)
         _answers.print(
@@ -128,6 +139,9 @@ def dataset_publish(
     name: Annotated[str, typer.Argument(help="Name of the dataset.")],
     data: Annotated[str, typer.Argument(help="JSON Lines file, each line one task.")],
     ledger: Ledger = str(STATE_FOLDER / "ledger"),
+    s3_credentials: S3CredentialsName = None,
+    s3_endpoint_url: S3EndpointUrl = None,
+    s3_region: S3Region = None,
 ) -> None:
     """Keep an immutable version of a dataset and tell the Prefect server, which may start a run.
 
@@ -136,7 +150,8 @@ def dataset_publish(
 
     Example: agl dataset publish calculator new_rows.jsonl
     """
-    uri = publish_dataset(open_storage(ledger), name, data)
+    access = _access(s3_credentials, s3_endpoint_url, s3_region)
+    uri = publish_dataset(open_storage(ledger, access), name, data, access)
     from prefect.events import emit_event
 
     emit_event(
@@ -148,23 +163,35 @@ def dataset_publish(
 
 
 @ledger_app.command("show")
-def ledger_show(run_id: RunId, ledger: Ledger = str(STATE_FOLDER / "ledger")) -> None:
+def ledger_show(
+    run_id: RunId,
+    ledger: Ledger = str(STATE_FOLDER / "ledger"),
+    s3_credentials: S3CredentialsName = None,
+    s3_endpoint_url: S3EndpointUrl = None,
+    s3_region: S3Region = None,
+) -> None:
     """Show a run's committed iterations.
 
     Example: agl ledger show calculator
     """
-    found = open_run(ledger, run_id)
+    found = open_run(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region))
     found.record()
     _show(found, run_id)
 
 
 @ledger_app.command("verify")
-def ledger_verify(run_id: RunId, ledger: Ledger = str(STATE_FOLDER / "ledger")) -> None:
+def ledger_verify(
+    run_id: RunId,
+    ledger: Ledger = str(STATE_FOLDER / "ledger"),
+    s3_credentials: S3CredentialsName = None,
+    s3_endpoint_url: S3EndpointUrl = None,
+    s3_region: S3Region = None,
+) -> None:
     """Hash every file of a run again and compare rows and counts with its manifests.
 
     Example: agl ledger verify calculator
     """
-    found = open_run(ledger, run_id)
+    found = open_run(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region))
     found.record()
     differences = verify_run(found)
     for line in differences:
@@ -194,10 +221,7 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()
-        )
-        raise ConfigError(f"configuration {path}: {problems}") from error
+        raise ConfigError(f"configuration {path}: {_problems(error)}") from error
 
 
 def with_model(config: RunConfig, folder: Path) -> RunConfig:
@@ -212,6 +236,40 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
     settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
     algorithm = config.algorithm.model_copy(update={"config": settings})
     return config.model_copy(update={"algorithm": algorithm})
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()
+    )
+
+
+def _access(credentials: str | None, endpoint_url: str | None, region: str | None) -> S3Access:
+    """Return the access to S3 that options ask for."""
+    try:
+        s3 = S3Settings(credentials=credentials, endpoint_url=endpoint_url, region=region)
+    except ValidationError as error:
+        raise ConfigError(f"S3 options: {_problems(error)}") from error
+    return S3Access(s3, _credentials(s3))
+
+
+def _credentials(s3: S3Settings) -> S3Credentials | None:
+    """Return the credentials that settings name; Prefect is loaded only if they name some.
+
+    Raises:
+        ConfigError: There is no server to ask, or no such block.
+    """
+    if s3.credentials is None:
+        return None
+    from deployments.server import named_server
+
+    if named_server() is None:
+        raise ConfigError(
+            f"Prefect block {s3.credentials}: set PREFECT_API_URL to the server that has it"
+        )
+    from tasks.credentials import s3_credentials
+
+    return s3_credentials(s3)
 
 
 def _show(ledger: RunLedger, run_id: str) -> None:

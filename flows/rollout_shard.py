@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from agl_core.errors import LedgerError
 from agl_core.runner.shard import Shard, ShardRef, open_shard
+from tasks.credentials import s3_credentials
 from tasks.logs import show_logs
 from tasks.rollout import rollout_task
 
@@ -31,7 +32,7 @@ async def rollout_shard(shard: ShardRef) -> ShardSummary:
         LedgerError: A rollout ended without a recorded outcome, or the ledger cannot be written.
     """
     show_logs()
-    async with open_shard(shard) as running:
+    async with open_shard(shard, s3_credentials(shard.s3)) as running:
         artifact = await acreate_progress_artifact(
             progress=0.0, key=f"{shard.run_id}-rollouts", description=shard.name
         )

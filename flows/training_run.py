@@ -13,6 +13,7 @@ from agl_core.terminal import plain_line
 from flows.training_iteration import training_iteration
 from tasks import context
 from tasks.context import IterationRef
+from tasks.credentials import s3_credentials
 from tasks.logs import show_logs
 from tasks.plot import plot
 
@@ -49,7 +50,8 @@ async def training_run(
     if new_run:
         scheduled = flow_run.scheduled_start_time.strftime("%Y%m%d-%H%M%S")
         changes["run_id"] = f"{config.run_id}-{scheduled}"
-    run = prepare_run(RunConfig.model_validate(config.model_dump() | changes))
+    config = RunConfig.model_validate(config.model_dump() | changes)
+    run = prepare_run(config, s3_credentials(config.s3))
     committed = run.ledger.committed()
     logger.info(
         "run=%s ledger=%s/%s: %d iterations, %d of them committed before",
@@ -73,7 +75,10 @@ async def _iterate(run: PreparedRun, committed: int) -> int:
     """Run iterations until the last committed state is the end; return how many are committed."""
     while not run.algorithm.done(run.state_after(committed)):
         ref = IterationRef(
-            ledger=run.ledger.storage.uri, run_id=run.ledger.run_id, iteration=committed
+            ledger=run.ledger.storage.uri,
+            s3=run.config.s3,
+            run_id=run.ledger.run_id,
+            iteration=committed,
         )
         await training_iteration(ref)
         logger.info("%s", plain_line(run.ledger.manifest(committed)))

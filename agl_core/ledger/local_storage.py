@@ -24,6 +24,10 @@ class LocalStorage:
         self.root = root.expanduser().resolve()
         self.uri = str(self.root)
 
+    def probe(self) -> bool:
+        """Return True: a link fails where the name exists."""
+        return self.conditional_put
+
     def read(self, key: str) -> bytes:
         """Return the whole content of a small file."""
         try:

@@ -18,6 +18,7 @@ from agl_core.errors import ConfigError
 from agl_core.ledger import files
 from agl_core.ledger.digest import table_digest
 from agl_core.ledger.manifest import Manifest
+from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.storage import Storage, open_storage
 from agl_core.ledger.tables import DATASET
@@ -62,6 +63,7 @@ class RunRecord(BaseModel):
     packages: dict[str, str]
     """Versions of the packages that shape results."""
     conditional_put: bool
+    """Whether the ledger's store itself refuses second writes, as found by the first preflight."""
     created: float
 
 
@@ -147,15 +149,17 @@ class RunLedger:
         return [self.manifest(number) for number in range(self.committed())]
 
 
-def open_run(ledger: str, run_id: str) -> RunLedger:
-    """Return the keys of a run that need not exist yet.
+def open_run(
+    ledger: str, run_id: str, access: S3Access = ENVIRONMENT, *, conditional_put: bool = True
+) -> RunLedger:
+    """Return the keys of a run that need not exist yet; see `open_storage`.
 
     Raises:
-        ConfigError: The id is not one that a run can have.
+        ConfigError: The id is not one that a run can have, or the ledger's address is wrong.
     """
     if not re.fullmatch(RUN_ID_PATTERN, run_id):
         raise ConfigError(f"run id {run_id!r}: use lowercase letters, digits and dashes")
-    return RunLedger(open_storage(ledger), run_id)
+    return RunLedger(open_storage(ledger, access, conditional_put=conditional_put), run_id)
 
 
 def _identity(record: RunRecord) -> dict[str, Any]:
@@ -163,7 +167,7 @@ def _identity(record: RunRecord) -> dict[str, Any]:
 
     Where it runs (ledger address, serving) and how its rollouts are spread may change.
     """
-    config = record.config.model_dump(mode="json", exclude={"ledger", "serving", "rollout"})
+    config = record.config.model_dump(mode="json", exclude={"ledger", "s3", "serving", "rollout"})
     config["rollout"] = {"timeout_seconds": record.config.rollout.timeout_seconds}
     return {
         "config": config,

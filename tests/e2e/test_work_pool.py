@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prefect_aws.credentials import AwsCredentials
 
+from agl_core.config import S3Settings
 from agl_core.dataset import read_jsonl
 from agl_core.ledger.run import open_run
 from agl_core.ledger.verify import verify_run
@@ -112,6 +114,27 @@ def test_a_deployed_run_trains_with_its_shards_on_the_pool(
     assert progress == [100.0] * len(shards)
     logs = api.post("/logs/filter", logs={"flow_run_id": {"any_": [run["id"] for run in shards]}})
     assert sum("rollouts: " in log["message"] for log in logs) >= len(shards), "one for each flush"
+
+
+@pytest.mark.parametrize("server", ["sqlite"], indirect=True)
+def test_shards_on_the_pool_reach_a_bucket_through_a_block(
+    engine: ModelServer, s3_server: str, s3_uri: str, api: Api, worker: ChildProcess
+):
+    """The environment of the worker knows nothing of S3."""
+    AwsCredentials(
+        aws_access_key_id="from-the-block",
+        aws_secret_access_key="secret",  # type: ignore[arg-type]
+        aws_client_parameters={"endpoint_url": s3_server},  # type: ignore[arg-type]
+    ).save("pool", overwrite=True)
+    s3 = S3Settings(credentials="aws-credentials/pool")
+    config = on_pool(small_run(engine.url, s3_uri, run_id="pooled", s3=s3, val_data=None))
+    parameters = {"config": config.model_dump(mode="json")}
+    parameters["config"]["algorithm"]["config"]["trainer.total_training_steps"] = 1
+    run = api.ended(api.start("training-run/training-run", parameters))
+    assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{worker.log_tail(40)}"
+    ledger = open_run(s3_uri, "pooled")
+    assert ledger.committed() == 1
+    assert verify_run(ledger) == []
 
 
 def test_a_published_dataset_starts_a_run_on_it(tmp_path: Path, api: Api):

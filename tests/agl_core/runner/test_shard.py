@@ -58,6 +58,7 @@ def make_shard(rollouts: RolloutSet, server: ScriptedModelServer, **settings: An
 
     ref = ShardRef(
         ledger=rollouts.storage.uri,
+        conditional_put=True,
         run_id="run",
         iteration=0,
         rollout_set="train",
