@@ -4,8 +4,16 @@ the record.
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from agl_core.errors import ConfigError
 from agl_core.types.outcome import FailureKind
 
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -112,3 +120,16 @@ class RunConfig(_Settings):
     control: Literal["none", "shuffled_rewards"] = "none"
     """`shuffled_rewards` deals each iteration's rewards out at random before learning: a run that
     still improves learns from something else than its reward. Validation keeps the true rewards."""
+
+
+def check_config(values: dict[str, Any]) -> RunConfig:
+    """Return the configuration with these settings.
+
+    Raises:
+        ConfigError: Settings are unknown, missing or wrong; the message names each.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+        raise ConfigError("; ".join(problems)) from error

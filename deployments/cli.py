@@ -14,16 +14,15 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import ValidationError
 from rich.console import Console
 
 from agl_core import progress
-from agl_core.config import RunConfig
+from agl_core.config import RunConfig, check_config
 from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.storage import open_storage
-from agl_core.ledger.verify import verify_run
+from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
 
@@ -168,6 +167,8 @@ def ledger_verify(run_id: RunId, ledger: Ledger = str(STATE_FOLDER / "ledger")) 
     differences = verify_run(found)
     for line in differences:
         _answers.print(line)
+    for key in find_late(found):
+        _answers.print(f"{key} arrived after the commit; it is unused", soft_wrap=True)
     if differences:
         raise typer.Exit(1)
     _answers.print(
@@ -191,12 +192,9 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
         raise ConfigError(f"configuration {path} must be a mapping of settings")
     values |= {name: value for name, value in overrides.items() if value is not None}
     try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()
-        )
-        raise ConfigError(f"configuration {path}: {problems}") from error
+        return check_config(values)
+    except ConfigError as error:
+        raise ConfigError(f"configuration {path}: {error}") from error
 
 
 def with_model(config: RunConfig, folder: Path) -> RunConfig:
