@@ -6,7 +6,6 @@ Answers go to standard output, everything else to standard error.
 
 import asyncio
 import logging
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
+from deployments.interrupt import ends_promptly
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -84,10 +84,13 @@ def run(
         _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
     )
     with (
+        ends_promptly(_say_interrupted),
         display,
         connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
+        from prefect.exceptions import TerminationSignal
+
         from flows.training_run import training_run
 
         started = datetime.now(UTC)
@@ -101,7 +104,11 @@ def run(
                 raise
             return await drain(started)
 
-        if not asyncio.run(run_and_drain()):
+        try:
+            is_drained = asyncio.run(run_and_drain())
+        except TerminationSignal as error:
+            raise KeyboardInterrupt from error
+        if not is_drained:
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
     _show(prepared.ledger, settings.run_id)
 
@@ -218,6 +225,11 @@ def _show(ledger: RunLedger, run_id: str) -> None:
         _answers.print(f"Reward plot: {plot or ledger.plot_key}", soft_wrap=True)
 
 
+def _say_interrupted() -> None:
+    _log.show_cursor()
+    _log.print("agl: interrupted; the same command goes on where the ledger ends")
+
+
 def _log_to_stderr() -> None:
     """Show warnings, also of libraries that set their own loggers to a lower level.
 
@@ -238,11 +250,6 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:
         app()
-    except KeyboardInterrupt:
-        _log.print("agl: interrupted; the same command goes on where the ledger ends")
-        # Servers and engines are stopped. Prefect's exit handlers would wait more than a minute
-        # for the server.
-        os._exit(130)
     except ConfigError as error:
         _log.print(f"agl: {error}", style="red", soft_wrap=True, markup=False)
         sys.exit(2)
