@@ -2,10 +2,18 @@
 the record.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from agl_core.errors import ConfigError
 from agl_core.types.outcome import FailureKind
 
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -14,6 +22,9 @@ RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 class _Settings(BaseModel):
     # A ledger in JSON cannot hold NaN or infinity.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+SettingsT = TypeVar("SettingsT", bound=_Settings)
 
 
 class RolloutSettings(_Settings):
@@ -134,3 +145,16 @@ class RunConfig(_Settings):
         if self.s3 != S3Settings() and not self.ledger.startswith("s3://"):
             raise ValueError(f"s3: settings of an s3:// ledger; this one is {self.ledger}")
         return self
+
+
+def check_settings(kind: type[SettingsT], values: dict[str, Any]) -> SettingsT:
+    """Return these settings as a model of their kind.
+
+    Raises:
+        ConfigError: Settings are unknown, missing or wrong; the message names each.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+        raise ConfigError("; ".join(problems)) from error

@@ -6,7 +6,6 @@ Answers go to standard output, everything else to standard error.
 
 import asyncio
 import logging
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,20 +13,20 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import ValidationError
 from rich.console import Console
 
 from agl_core import progress
 from agl_core.algorithm.verl import check_installed
-from agl_core.config import RunConfig, S3Settings
+from agl_core.config import RunConfig, S3Settings, check_settings
 from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.ledger.storage import open_storage
-from agl_core.ledger.verify import verify_run
+from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
+from deployments.interrupt import ends_promptly
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -97,10 +96,13 @@ def run(
         _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
     )
     with (
+        ends_promptly(_say_interrupted),
         display,
         connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
+        from prefect.exceptions import TerminationSignal
+
         from flows.training_run import training_run
 
         started = datetime.now(UTC)
@@ -114,7 +116,11 @@ def run(
                 raise
             return await drain(started)
 
-        if not asyncio.run(run_and_drain()):
+        try:
+            is_drained = asyncio.run(run_and_drain())
+        except TerminationSignal as error:
+            raise KeyboardInterrupt from error
+        if not is_drained:
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
     _show(prepared.ledger, settings.run_id)
 
@@ -196,6 +202,8 @@ def ledger_verify(
     differences = verify_run(found)
     for line in differences:
         _answers.print(line)
+    for key in find_late(found):
+        _answers.print(f"{key} arrived after the commit; it is unused", soft_wrap=True)
     if differences:
         raise typer.Exit(1)
     _answers.print(
@@ -219,9 +227,9 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
         raise ConfigError(f"configuration {path} must be a mapping of settings")
     values |= {name: value for name, value in overrides.items() if value is not None}
     try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"configuration {path}: {_problems(error)}") from error
+        return check_settings(RunConfig, values)
+    except ConfigError as error:
+        raise ConfigError(f"configuration {path}: {error}") from error
 
 
 def with_model(config: RunConfig, folder: Path) -> RunConfig:
@@ -238,18 +246,13 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
     return config.model_copy(update={"algorithm": algorithm})
 
 
-def _problems(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()
-    )
-
-
 def _access(credentials: str | None, endpoint_url: str | None, region: str | None) -> S3Access:
     """Return the access to S3 that options ask for."""
+    values = {"credentials": credentials, "endpoint_url": endpoint_url, "region": region}
     try:
-        s3 = S3Settings(credentials=credentials, endpoint_url=endpoint_url, region=region)
-    except ValidationError as error:
-        raise ConfigError(f"S3 options: {_problems(error)}") from error
+        s3 = check_settings(S3Settings, values)
+    except ConfigError as error:
+        raise ConfigError(f"S3 options: {error}") from error
     return S3Access(s3, _credentials(s3))
 
 
@@ -280,6 +283,11 @@ def _show(ledger: RunLedger, run_id: str) -> None:
         _answers.print(f"Reward plot: {plot or ledger.plot_key}", soft_wrap=True)
 
 
+def _say_interrupted() -> None:
+    _log.show_cursor()
+    _log.print("agl: interrupted; the same command goes on where the ledger ends")
+
+
 def _log_to_stderr() -> None:
     """Show warnings, also of libraries that set their own loggers to a lower level.
 
@@ -299,11 +307,6 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:
         app()
-    except KeyboardInterrupt:
-        _log.print("agl: interrupted; the same command goes on where the ledger ends")
-        # Servers and engines are stopped. Prefect's exit handlers would wait more than a minute
-        # for the server.
-        os._exit(130)
     except ConfigError as error:
         _log.print(f"agl: {error}", style="red", soft_wrap=True, markup=False)
         sys.exit(2)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from agl_core.errors import LedgerError
 from agl_core.runner.shard import Shard, ShardRef, open_shard
+from flows.failure import fails_in_one_sentence
 from tasks.credentials import s3_credentials
 from tasks.logs import show_logs
 from tasks.rollout import rollout_task
@@ -25,6 +26,7 @@ class ShardSummary(BaseModel):
 
 
 @flow(name="rollout-shard", flow_run_name="{shard.name}", persist_result=False)
+@fails_in_one_sentence
 async def rollout_shard(shard: ShardRef) -> ShardSummary:
     """Run the rollouts of one claim.
 

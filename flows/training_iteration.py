@@ -5,6 +5,7 @@ from prefect.runtime import flow_run
 
 from agl_core import progress
 from agl_core.types.training import PolicyRef
+from flows.failure import fails_in_one_sentence
 from flows.fan_out import roll_out
 from tasks import context
 from tasks.adapt import adapt
@@ -23,6 +24,7 @@ from tasks.update import export, read_state, update
     flow_run_name="{ref.run_id}-{ref.iteration:06d}",
     persist_result=False,
 )
+@fails_in_one_sentence
 async def training_iteration(ref: IterationRef) -> str:
     """Run one iteration to its manifest and return the manifest's key; finished stages are not
     repeated.

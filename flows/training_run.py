@@ -7,9 +7,10 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from agl_core import progress
-from agl_core.config import RunConfig
+from agl_core.config import RunConfig, check_settings
 from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.terminal import plain_line
+from flows.failure import fails_in_one_sentence
 from flows.training_iteration import training_iteration
 from tasks import context
 from tasks.context import IterationRef
@@ -31,6 +32,7 @@ class RunSummary(BaseModel):
 
 
 @flow(name="training-run", flow_run_name="{config.run_id}", persist_result=False)
+@fails_in_one_sentence
 async def training_run(
     config: RunConfig, train_data: str | None = None, new_run: bool = False
 ) -> RunSummary:
@@ -50,7 +52,7 @@ async def training_run(
     if new_run:
         scheduled = flow_run.scheduled_start_time.strftime("%Y%m%d-%H%M%S")
         changes["run_id"] = f"{config.run_id}-{scheduled}"
-    config = RunConfig.model_validate(config.model_dump() | changes)
+    config = check_settings(RunConfig, config.model_dump() | changes)
     run = prepare_run(config, s3_credentials(config.s3))
     committed = run.ledger.committed()
     logger.info(

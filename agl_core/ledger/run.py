@@ -7,7 +7,8 @@ runs/<run_id>/
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,17 @@ class DatasetRef(BaseModel):
     """Of the rows, whatever file held them."""
     rows: int
     file: FileRef
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset on its way to the ledger."""
+
+    ref: DatasetRef
+    content: bytes
+    """Of its file."""
+    is_kept: bool
+    """Whether the file is there already."""
 
 
 class BaseModelRecord(BaseModel):
@@ -95,30 +107,27 @@ class RunLedger:
         """Return the keys of one iteration."""
         return IterationLedger(self.storage, self.run_id, number)
 
-    def put_dataset(self, name: str, rows: Sequence[str]) -> DatasetRef:
-        """Keep a dataset's rows (JSON texts); the same rows are kept once."""
+    def dataset(self, name: str, rows: Sequence[str]) -> Dataset:
+        """Return JSON texts as the dataset that `start` keeps; the same rows are kept once."""
         table = pa.table({"row": range(len(rows)), "input": list(rows)}, schema=DATASET)
         digest = table_digest(table, ["row", "input"])
         key = f"{self.prefix}data/{name}-{digest.removeprefix('sha256:')[:16]}.parquet"
-        if self.storage.exists(key):
-            data = self.storage.read(key)
-            file = FileRef(
-                key=key,
-                sha256=files.sha256_of_bytes(data),
-                size_bytes=len(data),
-                rows=len(rows),
-            )
-        else:
-            file = files.put_table(self.storage, key, table)
-        return DatasetRef(digest=digest, rows=len(rows), file=file)
+        is_kept = self.storage.exists(key)
+        content = self.storage.read(key) if is_kept else files.table_bytes(table)
+        file = files.reference(key, content, rows=len(rows))
+        return Dataset(DatasetRef(digest=digest, rows=len(rows), file=file), content, is_kept)
 
-    def start(self, record: RunRecord) -> RunRecord:
-        """Write the identity, or return the one that is there if this is the same run.
+    def start(self, record: RunRecord, datasets: Iterable[Dataset] = ()) -> RunRecord:
+        """Write the datasets, then the identity; return the one that is there if it is the same.
 
         Raises:
-            ConfigError: The run exists with another identity; the message names what differs.
+            ConfigError: The run exists with another identity; the message names what differs, and
+                nothing was written.
         """
         if not self.exists():
+            for dataset in datasets:
+                if not dataset.is_kept:
+                    self.storage.write_once(dataset.ref.file.key, dataset.content)
             files.put_json(self.storage, self.record_key, record.model_dump(mode="json"))
             return record
         recorded = self.record()

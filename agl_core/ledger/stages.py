@@ -10,9 +10,7 @@ runs/<run_id>/iterations/000003/
 
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agl_core.ledger import files
 from agl_core.ledger.storage import Storage
+from agl_core.scratch import scratch_folder
 from agl_core.types.training import FileRef, FolderRef
 
 logger = logging.getLogger(__name__)
@@ -161,11 +160,10 @@ class IterationLedger:
         """Run one try of a stage; its record is written when the block ends without an error."""
         started, clock = time.time(), time.monotonic()
         number = self._next_attempt(stage)
-        local = Path(tempfile.mkdtemp(prefix=f"agl-{stage}-"))
-        attempt = StageAttempt(
-            storage=self.storage, prefix=f"{self.prefix}{stage}/a{number}/", local=local
-        )
-        try:
+        with scratch_folder(stage) as local:
+            attempt = StageAttempt(
+                storage=self.storage, prefix=f"{self.prefix}{stage}/a{number}/", local=local
+            )
             yield attempt
             record = StageRecord(
                 stage=stage,
@@ -186,9 +184,6 @@ class IterationLedger:
                 record.seconds,
                 _in_short(record.values),
             )
-        finally:
-            # A thread that a cancellation left behind may still write there.
-            shutil.rmtree(local, ignore_errors=True)
 
     def _record_key(self, stage: str) -> str:
         return f"{self.prefix}stages/{stage}.json"

@@ -182,6 +182,7 @@ class Shard:
         config = ProxyConfig(
             backend_url=f"{self.ref.model_server}/v1",
             backend_api_key=token.get_secret_value() if token else None,
+            policy=resources.policy,
             rollout_seeds=self._seeds,
             deadline_seconds=self.settings.timeout_seconds,
         )

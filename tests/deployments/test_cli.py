@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,38 @@ def test_a_run_with_its_own_server_ends_well_and_leaves_no_process(tmp_path: Pat
     verified = agl("ledger", "verify", "calculator", "--ledger", str(tmp_path / "ledger"))
     assert verified.returncode == 1
     assert "triplets.parquet has sha256" in verified.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_and_its_children_soon_and_leaves_it_resumable(
+    tmp_path: Path, number: signal.Signals
+):
+    (tmp_path / "examples").symlink_to(Path.cwd() / "examples")
+    (tmp_path / "tmp").mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
+    command = [*AGL, "run", str(write_config(tmp_path))]
+    before = children()
+    run = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not list((tmp_path / "ledger").rglob("iterations/000000/rollouts/*/claims/*.json")):
+        assert time.monotonic() < deadline, "no rollout was begun in time"
+        time.sleep(0.1)
+    sent = time.monotonic()
+    run.send_signal(number)
+    _, said = run.communicate(timeout=60)
+    assert time.monotonic() - sent < 20, "10 s of grace, and a busy machine"
+    assert run.returncode == 130
+    assert said.endswith("agl: interrupted; the same command goes on where the ledger ends\n")
+    assert "Traceback" not in said
+    while children() - before:
+        assert time.monotonic() < sent + 60, "a server or an engine lives on"
+        time.sleep(0.5)
+    files = [path for path in (tmp_path / "ledger").rglob("*") if path.is_file()]
+    assert not [path for path in files if path.name.startswith(".")]
+    verified = agl("ledger", "verify", "calculator", "--ledger", str(tmp_path / "ledger"))
+    assert verified.returncode == 0
 
 
 def children() -> set[str]:

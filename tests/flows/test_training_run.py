@@ -18,6 +18,7 @@ from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.stages import STAGES
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, REQUESTS, SPANS, TRIPLETS, UPDATE_ROWS
 from agl_core.ledger.verify import verify_run
+from agl_core.serving.attached import CONVERSATIONS
 from tests.conftest import small_run, train
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -103,7 +104,7 @@ def test_a_finished_run_is_found_and_nothing_is_repeated(trained: RunLedger, eng
     before, calls = trained.storage.list(trained.prefix), engine.metrics()["requests_total"]
     assert len(train(config).manifests()) == 2
     assert trained.storage.list(trained.prefix) == before
-    assert engine.metrics()["requests_total"] == calls
+    assert engine.metrics()["requests_total"] == calls + len(CONVERSATIONS), "of the preflight"
 
 
 def test_a_changed_configuration_is_refused_and_the_difference_named(trained: RunLedger):

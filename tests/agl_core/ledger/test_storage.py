@@ -97,7 +97,7 @@ def test_a_failed_local_write_leaves_nothing_behind(tmp_path: Path):
             storage.write_once("folder/big", b"x" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list((tmp_path / "folder").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unwritable_ledger_is_one_clear_error(tmp_path: Path):
