@@ -8,6 +8,9 @@ named in a warning.
 """
 
 import logging
+import os
+import socket
+import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -117,7 +120,9 @@ class OtelTracer(Tracer):
             self._open[rollout_id, attempt_id] = trace
         current = current_attempt.set(CurrentAttempt(self, rollout_id, attempt_id))
         # An empty parent context: the attempt is the root of its own trace, whatever surrounds it.
-        trace.root = self._otel.start_span(name or semconv.ROLLOUT_SPAN, otel_context.Context())
+        trace.root = self._otel.start_span(
+            name or semconv.ROLLOUT_SPAN, otel_context.Context(), attributes=_here()
+        )
         try:
             with otel.use_span(trace.root, end_on_exit=True):
                 try:
@@ -256,6 +261,15 @@ def _make_provider(processor: SpanProcessor) -> TracerProvider:
     provider = _RecordingProvider()
     provider.add_span_processor(processor)
     return provider
+
+
+def _here() -> dict[str, AttributeValue]:
+    """Return where this process runs."""
+    return {
+        semconv.HOST_NAME: socket.gethostname(),
+        semconv.PROCESS_ID: os.getpid(),
+        semconv.EXECUTABLE: sys.executable,
+    }
 
 
 def _ids_of(span: ReadableSpan) -> _Key | None:
