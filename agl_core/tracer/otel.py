@@ -263,7 +263,7 @@ def _make_provider(processor: SpanProcessor) -> TracerProvider:
     return provider
 
 
-def _here() -> dict[str, AttributeValue]:
+def _here() -> dict[str, Any]:
     """Return where this process runs."""
     return {
         semconv.HOST_NAME: socket.gethostname(),
