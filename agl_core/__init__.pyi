@@ -38,6 +38,7 @@ from .logging import setup_logging as setup_logging
 from .logging import setup_module_logging as setup_module_logging
 from .runner.agent import LitAgentRunner as LitAgentRunner
 from .runner.base import Runner as Runner
+from .tracer.agentops import AgentOpsTracer as AgentOpsTracer
 from .tracer.base import Tracer as Tracer
 from .tracer.current import clear_active_tracer as clear_active_tracer
 from .tracer.current import get_active_tracer as get_active_tracer

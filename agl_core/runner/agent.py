@@ -8,18 +8,16 @@ changes nothing.
 
 import asyncio
 import logging
-import random
-import time
-import uuid
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
 
-from agl_core.errors import ConfigError, TransientError
+from agl_core.errors import ConfigError
 from agl_core.litagent.litagent import LitAgent
-from agl_core.runner.base import Runner, StopEvent
+from agl_core.runner.base import EVENT_POLL_SECONDS, Runner, StopEvent, is_set
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.heartbeat import Heartbeat, LaunchMode
 from agl_core.runner.hooks import AgentHooks, overrides_hooks
+from agl_core.runner.queue import RolloutQueue
 from agl_core.runner.stored_attempt import StoredAttempts
 from agl_core.store.base import LightningStore
 from agl_core.tracer.base import Tracer
@@ -30,8 +28,6 @@ from agl_core.utils.system_snapshot import check_gpu_snapshot
 logger = logging.getLogger(__name__)
 
 T_task = TypeVar("T_task")
-
-_EVENT_POLL_SECONDS = 0.1
 
 
 class LitAgentRunner(Runner[T_task]):
@@ -89,8 +85,6 @@ class LitAgentRunner(Runner[T_task]):
         self._agent: LitAgent[T_task] | None = None
         self._hooks: list[Hook] = []
         self._store: LightningStore | None = None
-        self._jitter = random.Random()
-        self._dequeue_key = uuid.uuid4().hex
 
     def init(
         self, agent: LitAgent[T_task], *, hooks: Sequence[Hook] | None = None, **kwargs: Any
@@ -202,19 +196,19 @@ class LitAgentRunner(Runner[T_task]):
         Raises:
             ValueError: The runner is not set up.
         """
-        attempts, heartbeat = self._attempts(), self._heartbeat()
+        attempts, heartbeat, queue = self._attempts(), self._heartbeat(), self._queue()
         running: set[asyncio.Task[None]] = set()
         num_taken = 0
         async with heartbeat, asyncio.TaskGroup() as group:
-            while not _is_set(event):
+            while not is_set(event):
                 if self.max_rollouts is not None and num_taken >= self.max_rollouts:
                     break
                 if len(running) >= self.concurrency:
                     await asyncio.wait(
-                        running, timeout=_EVENT_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                        running, timeout=EVENT_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
                     continue
-                rollout = await self._dequeue(event)
+                rollout = await queue.take(event)
                 if rollout is not None:
                     task = group.create_task(_run(attempts, rollout, heartbeat))
                     running.add(task)
@@ -269,6 +263,14 @@ class LitAgentRunner(Runner[T_task]):
             leaks=self.leaks,
         )
 
+    def _queue(self) -> RolloutQueue:
+        return RolloutQueue(
+            self.get_store(),
+            self.get_worker_id(),
+            poll_interval_seconds=self.poll_interval,
+            jitter_seconds=self.interval_jitter,
+        )
+
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
             self.get_store(),
@@ -278,29 +280,6 @@ class LitAgentRunner(Runner[T_task]):
             include_gpu=self.heartbeat_include_gpu,
             launch_mode=self.heartbeat_launch_mode,
         )
-
-    async def _dequeue(self, event: StopEvent | None) -> AttemptedRollout | None:
-        """Take a rollout; where there is none, or the store is away, None after the interval."""
-        store, worker_id = self.get_store(), self.get_worker_id()
-        try:
-            rollout = await store.dequeue_rollout(worker_id, idempotency_key=self._dequeue_key)
-            self._dequeue_key = uuid.uuid4().hex
-        except TransientError as error:  # an answer that was lost is asked for again by its key
-            logger.warning("no rollout taken, will try again: worker=%s: %s", worker_id, error)
-            rollout = None
-        if rollout is None:
-            await self._pause(event)
-        return rollout
-
-    async def _pause(self, event: StopEvent | None) -> None:
-        """Wait for the interval, but not longer than until the event is set."""
-        jitter = self._jitter.uniform(-self.interval_jitter, self.interval_jitter)
-        until = time.monotonic() + max(0.0, self.poll_interval + jitter)
-        while not _is_set(event):
-            left = until - time.monotonic()
-            await asyncio.sleep(max(0.0, min(left, _EVENT_POLL_SECONDS)))
-            if left <= 0:
-                return
 
 
 async def _run(attempts: StoredAttempts, rollout: AttemptedRollout, heartbeat: Heartbeat) -> None:
@@ -313,10 +292,6 @@ async def _run(attempts: StoredAttempts, rollout: AttemptedRollout, heartbeat: H
             rollout.rollout_id,
             rollout.attempt.attempt_id,
         )
-
-
-def _is_set(event: StopEvent | None) -> bool:
-    return event is not None and event.is_set()
 
 
 def _check(**settings: tuple[bool, Any]) -> None:

@@ -18,12 +18,21 @@ logger = logging.getLogger(__name__)
 T_task = TypeVar("T_task")
 
 
+EVENT_POLL_SECONDS = 0.1
+"""Between two looks at a `StopEvent`: another thread or process sets it."""
+
+
 class StopEvent(Protocol):
     """Says when to stop; `threading.Event` and `multiprocessing.Event` are such."""
 
     def is_set(self) -> bool:
         """Tell whether to stop."""
         ...
+
+
+def is_set(event: StopEvent | None) -> bool:
+    """Tell whether there is an event and it says to stop."""
+    return event is not None and event.is_set()
 
 
 class Runner(ParallelWorkerBase, Generic[T_task]):

@@ -1,9 +1,10 @@
 """Run one attempt at one rollout: agent, tracer, deadline -> its end and its spans.
 
-This is the one place where an agent's exceptions become a value. The store-driven runner and the
-pipeline's shard both call it; what an attempt needs to be trained on is for the callers to say
-(`agl_core.runner.outcome` does for the shard). Whatever ends the process or the surrounding task
-(CancelledError, KeyboardInterrupt, SystemExit) goes on: whoever cancels decides what to record.
+This is the one place where an agent's exceptions become a value, its `sys.exit` too. The
+store-driven runner and the pipeline's shard both call it; what an attempt needs to be trained on is
+for the callers to say (`agl_core.runner.outcome` does for the shard). What ends the surrounding
+task or the process from outside (CancelledError, KeyboardInterrupt) goes on: whoever cancels
+decides what to record.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ from typing import Any, Final
 from agl_core.emitter.reward import emit_reward, find_final_reward
 from agl_core.errors import ConfigError, StoreError
 from agl_core.litagent.litagent import LitAgent
-from agl_core.runner.base import StopEvent
+from agl_core.runner.base import EVENT_POLL_SECONDS, StopEvent
 from agl_core.runner.diagnostics import diagnose
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.failure import classify_exception, describe_exception, format_traceback
@@ -37,7 +37,6 @@ from agl_core.types.tracer import Span
 
 logger = logging.getLogger(__name__)
 
-_EVENT_POLL_SECONDS = 0.1
 _LAST_WORD_SECONDS = 10.0
 """How long an agent may take to stop, and its end to be recorded, while this runner is stopped."""
 _STATUSES: Final[Mapping[FailureKind, AttemptStatus]] = {
@@ -208,7 +207,7 @@ async def _wait(task: asyncio.Task[Any], event: StopEvent | None) -> None:
     """Wait for the task's end; cancel it when the event is set."""
     if event is not None:
         while not task.done() and not event.is_set():
-            await asyncio.wait({task}, timeout=_EVENT_POLL_SECONDS)
+            await asyncio.wait({task}, timeout=EVENT_POLL_SECONDS)
         task.cancel()
     await asyncio.wait({task})
 

@@ -4,6 +4,7 @@
 `InMemoryLightningStore` ends with its process, `SqliteLightningStore` is a file.
 """
 
+from agl_core.store.attempt_table import Deadlines
 from agl_core.store.base import UNSET, LightningStore, LightningStoreCapabilities, Unset
 from agl_core.store.collection_based import CollectionBasedLightningStore
 from agl_core.store.memory import InMemoryLightningStore
@@ -13,6 +14,7 @@ from agl_core.store.threading import LightningStoreThreaded
 __all__ = [
     "UNSET",
     "CollectionBasedLightningStore",
+    "Deadlines",
     "InMemoryLightningStore",
     "LightningStore",
     "LightningStoreCapabilities",

@@ -30,6 +30,8 @@ def where(filters: FilterOptions, columns: Sequence[str], table: str = "") -> tu
         if name not in columns:
             raise StoreError(f"cannot filter by {name!r}; fields: {', '.join(sorted(columns))}")
         for kind, value in field.items():
+            if kind == "within" and len(value) == 1:  # an index on it gives the order of creation
+                kind, value = "exact", value[0]
             parts.append(_condition(f"{table}{name}", kind))
             # One parameter for a list: the text stays the same, and there is no limit.
             parameters.append(encode(list(value)) if kind == "within" else value)
@@ -85,6 +87,19 @@ def text_filters(**values: str | None) -> dict[str, dict[str, str]]:
             condition = "exact" if name == argument else "contains"
             filters.setdefault(name, {})[condition] = value
     return filters
+
+
+def known(values: Sequence[str], literal: Any) -> Sequence[str]:
+    """Return values as they are.
+
+    Raises:
+        StoreError: One is none of the literal's.
+    """
+    choices = get_args(literal)
+    for value in values:
+        if value not in choices:
+            raise StoreError(f"no status {value!r}; there are {', '.join(choices)}")
+    return values
 
 
 def _condition(column: str, kind: str) -> str:

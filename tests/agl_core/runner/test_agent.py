@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import sys
 import threading
 import time
 from typing import Any
@@ -198,6 +199,22 @@ async def test_an_error_of_the_agent_fails_the_attempt_and_the_runner_goes_on(st
     bad, good = await run_queue(store, start_runner, agent, 0, 1)
     assert (bad.status, bad.failure_kind) == ("failed", FailureKind.AGENT_ERROR)
     assert bad.failure_message == "ZeroDivisionError: division by zero"
+    assert good.status == "succeeded"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_exit_of_the_agent_is_its_error_and_the_runner_goes_on(
+    store, start_runner, is_async
+):
+    async def exits(task, llm):
+        return 1.0 if task else sys.exit(3)
+
+    def exits_sync(task, llm):
+        return 1.0 if task else sys.exit(3)
+
+    bad, good = await run_queue(store, start_runner, exits if is_async else exits_sync, 0, 1)
+    assert (bad.status, bad.failure_kind) == ("failed", FailureKind.AGENT_ERROR)
+    assert "SystemExit: 3" in bad.failure_message
     assert good.status == "succeeded"
 
 
