@@ -133,9 +133,8 @@ class LitAgentRunner(Runner[T_task]):
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Undo `init_worker`."""
-        for hook in self._hooks:
-            hook.teardown_worker(worker_id)
-        self.tracer.teardown_worker(worker_id)
+        self.worker_id = None
+        self._store = None
         if self.leaks.threads or self.leaks.tasks:
             logger.warning(
                 "%d threads and %d tasks of agents still run: worker=%d",
@@ -143,16 +142,16 @@ class LitAgentRunner(Runner[T_task]):
                 self.leaks.tasks,
                 worker_id,
             )
-        self.worker_id = None
-        self._store = None
+        self.tracer.teardown_worker(worker_id)
+        for hook in self._hooks:
+            hook.teardown_worker(worker_id)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """Undo `init`."""
-        for hook in self._hooks:
-            hook.teardown()
+        hooks, self._hooks, self._agent = self._hooks, [], None
         self.tracer.teardown()
-        self._agent = None
-        self._hooks = []
+        for hook in hooks:
+            hook.teardown()
 
     def get_agent(self) -> LitAgent[T_task]:
         """Return the agent.
@@ -195,25 +194,34 @@ class LitAgentRunner(Runner[T_task]):
 
         Raises:
             ValueError: The runner is not set up.
+            StoreError: The store refuses to give rollouts; those under way are cancelled.
         """
-        attempts, heartbeat, queue = self._attempts(), self._heartbeat(), self._queue()
         running: set[asyncio.Task[None]] = set()
-        num_taken = 0
-        async with heartbeat, asyncio.TaskGroup() as group:
-            while not is_set(event):
-                if self.max_rollouts is not None and num_taken >= self.max_rollouts:
-                    break
-                if len(running) >= self.concurrency:
-                    await asyncio.wait(
-                        running, timeout=EVENT_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    continue
-                rollout = await queue.take(event)
-                if rollout is not None:
-                    task = group.create_task(_run(attempts, rollout, heartbeat))
-                    running.add(task)
-                    task.add_done_callback(running.discard)
-                    num_taken += 1
+        async with self._heartbeat() as heartbeat:
+            try:
+                await self._take_rollouts(running, heartbeat, event)
+                if running:
+                    await asyncio.wait(running)
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _take_rollouts(
+        self, running: set[asyncio.Task[None]], heartbeat: Heartbeat, event: StopEvent | None
+    ) -> None:
+        """Start rollouts as tasks, as many at once as may run, until there shall be no more."""
+        attempts, queue, num_taken = self._attempts(), self._queue(), 0
+        while not is_set(event) and (self.max_rollouts is None or num_taken < self.max_rollouts):
+            if len(running) >= self.concurrency:
+                await asyncio.wait(
+                    running, timeout=EVENT_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+            elif rollout := await queue.take(event):
+                task = asyncio.create_task(_run(attempts, rollout, heartbeat))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                num_taken += 1
 
     async def step(
         self,

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -120,8 +120,7 @@ class Heartbeat:
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         else:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})
 
     async def _beat(self) -> None:
         renewed = time.monotonic()

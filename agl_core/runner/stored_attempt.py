@@ -187,7 +187,7 @@ class StoredAttempts:
         last_word = asyncio.create_task(self._say(rollout, task, message))
         until = time.monotonic() + _LAST_WORD_SECONDS
         while not last_word.done() and (left := until - time.monotonic()) > 0:
-            with suppress(asyncio.CancelledError):  # a task group cancels what asyncio.run did
+            with suppress(asyncio.CancelledError):  # asyncio.run cancels us, and so does our runner
                 await asyncio.wait({last_word}, timeout=left)
         if not last_word.done():
             last_word.cancel()

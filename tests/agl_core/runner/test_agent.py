@@ -564,6 +564,29 @@ async def test_a_store_that_is_away_is_asked_again_with_the_same_key(
     assert keys[0] == keys[1]
 
 
+async def test_a_store_that_gives_no_rollouts_ends_the_runner_and_what_it_runs(
+    store, start_runner, monkeypatch
+):
+    dequeue = store.dequeue_rollout
+    entered = asyncio.Event()
+
+    async def agent(task, llm):
+        entered.set()
+        await asyncio.sleep(60)
+
+    async def refuses(worker_id, *, idempotency_key):
+        if entered.is_set():
+            raise StoreError("no such worker")
+        return await dequeue(worker_id, idempotency_key=idempotency_key)
+
+    monkeypatch.setattr(store, "dequeue_rollout", refuses)
+    await store.add_resources(RESOURCES)
+    queued = await store.enqueue_rollout("t")
+    with pytest.raises(StoreError, match="no such worker"):
+        await asyncio.wait_for(start_runner(agent, concurrency=2).iter(), 10)
+    assert (await latest(store, queued.rollout_id)).status == "cancelled"
+
+
 async def test_an_end_that_cannot_be_recorded_does_not_end_the_runner(
     store, start_runner, monkeypatch, caplog
 ):
