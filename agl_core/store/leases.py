@@ -18,7 +18,9 @@ def any_expired(transaction: Transaction) -> bool:
 
 def expire(transaction: Transaction) -> int:
     """End the attempts that are past their deadlines and return how many."""
-    rows = transaction.all("SELECT * FROM attempts WHERE deadline <= ?", transaction.now)
+    rows = transaction.all(
+        "SELECT * FROM attempts WHERE deadline <= ? ORDER BY deadline, number", transaction.now
+    )
     for row in rows:
         attempt = to_attempt(row)
         rollout = rollout_table.find(transaction, attempt.rollout_id)
