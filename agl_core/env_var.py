@@ -6,6 +6,7 @@ from enum import StrEnum
 from pydantic import SecretStr
 
 ENGINE_TOKEN = "AGL_ENGINE_TOKEN"
+STORE_TOKEN = "AGL_STORE_TOKEN"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -73,4 +74,14 @@ def resolve_str_env_var(
 def engine_token() -> SecretStr | None:
     """Return the bearer token of the model engine, or None where none is set."""
     token = os.environ.get(ENGINE_TOKEN)
+    return SecretStr(token) if token else None
+
+
+def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
+    """Return the override, else the bearer token of the store's server, or None where none is
+    set.
+    """
+    if isinstance(override, SecretStr):
+        return override
+    token = override or os.environ.get(STORE_TOKEN)
     return SecretStr(token) if token else None
