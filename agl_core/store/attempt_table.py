@@ -115,15 +115,15 @@ def show_life(
         transaction: In which.
         rollout_id: Of the attempt.
         attempt_id: Of the attempt.
-        time: When it was, UTC epoch seconds; None for now.
+        time: When it was by the clock of who says so, UTC epoch seconds; None for now. The lease
+            runs by the store's clock.
     """
-    seen = transaction.now if time is None else time
     transaction.run(
         "UPDATE attempts SET last_heartbeat_time = ?, deadline = CASE WHEN deadline IS NULL"
         " THEN NULL ELSE min(time_limit, ? + lease_seconds) END"
         " WHERE rollout_id = ? AND attempt_id = ?",
-        seen,
-        seen,
+        transaction.now if time is None else time,
+        transaction.now,
         rollout_id,
         attempt_id,
     )

@@ -4,12 +4,17 @@ What every store promises beyond the single methods:
 
 - Returned records are copies; changing one changes nothing in the store.
 - Rollouts and attempts move along the transitions of `agl_core.store.status` only. Ends are final:
-  a late result of an attempt that was superseded, timed out or cancelled is kept as spans and
-  changes no status.
+  a late result of an attempt that timed out or was cancelled changes no status, and that of one
+  that was superseded only its own; their spans are kept.
 - A dequeued attempt is a lease: it belongs to one worker until `lease_seconds` after the last sign
-  of life (`renew_leases`, a span, a status). An expired one ends as `unresponsive`, and the
-  rollout is queued again where its config says so.
-- A call repeated with the same `idempotency_key` has the effect and the answer of the first.
+  of life (`renew_leases`, a span, a status, the worker's heartbeat). An expired one ends as
+  `unresponsive`, and the rollout is queued again where its config says so; until another attempt
+  begins, the silent one may go on.
+- Every attempt ends: there is a time limit where the config has none.
+- A call repeated with the same `idempotency_key` within an hour has the effect of the first and
+  answers with the same records, as they are now.
+- Inputs, metadata and attributes are what JSON has a form for (NaN included); a model or dataclass
+  comes back as an object of its fields.
 - Time is UTC epoch seconds.
 
 Errors: `StoreError`, a `ValueError`, for what the caller asked wrongly, with the words that users
@@ -126,7 +131,8 @@ class LightningStore:
             resources_id: What it is given; None for the latest resources, if there are any.
             config: Deadline and retry rule; copied.
             metadata: Kept with it.
-            worker_id: Who runs it; marked busy.
+            worker_id: Who runs it; marked busy. Without one nobody sends heartbeats: it may be
+                silent, up to the time limit, unless the config has `unresponsive_seconds`.
             idempotency_key: Of this call.
 
         Raises:
@@ -183,7 +189,8 @@ class LightningStore:
         Args:
             limit: None are taken where it is 0 or less.
             worker_id: Who runs them; busy where it got any, else idle.
-            lease_seconds: How long it may be silent; None for the store's default.
+            lease_seconds: How long it may be silent; None for the store's default. The config's
+                `unresponsive_seconds` holds where it is shorter.
             idempotency_key: Of this call; where its answer was lost, the same key gives the same
                 attempts again (those that have not ended).
         """
@@ -206,7 +213,8 @@ class LightningStore:
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None
     ) -> AttemptedRollout:
-        """Begin another attempt of a rollout that has not ended, whatever `max_attempts` says.
+        """Begin another attempt of a rollout that has not ended, whatever `max_attempts` says; an
+        earlier one that still runs is superseded.
 
         Raises:
             ValueError: Rollout not found, or it has ended.
@@ -261,11 +269,11 @@ class LightningStore:
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
-        """Change the given fields; `cancelled` also ends the running attempt, `requeuing` queues
-        the rollout again.
+        """Change the given fields; an end also ends the running attempts, `requeuing` cancels them
+        and queues the rollout again. Deadlines of a running attempt stay as they are.
 
         Raises:
-            ValueError: Rollout not found, or the transition is not legal.
+            ValueError: Rollout or resources not found, or the transition is not legal.
         """
         raise NotImplementedError
 
@@ -275,10 +283,11 @@ class LightningStore:
         rollout_ids: Sequence[str],
         timeout: float | None = None,  # noqa: ASYNC109 - Agent Lightning's signature
     ) -> list[Rollout]:
-        """Wait until these rollouts have ended and return those that have, in the given order.
+        """Wait until these rollouts have ended and return those that have, in the given order, each
+        once and with its latest attempt.
 
         Args:
-            rollout_ids: Unknown ones are left out.
+            rollout_ids: Unknown ones are left out, and not waited for.
             timeout: Seconds after which those that have ended are returned; 0 for at once, None
                 for no limit.
         """
@@ -316,10 +325,11 @@ class LightningStore:
     ) -> Attempt:
         """Change the given fields; the latest attempt's status decides the rollout's.
 
-        A status for an attempt that has ended is not applied; the attempt is returned as it is.
+        A status for an attempt that has ended is not applied, nor is its failure; the attempt is
+        returned as it is.
 
         Raises:
-            ValueError: Rollout or attempt not found, or the status is unknown.
+            ValueError: Rollout or attempt not found, or the status is unknown or a step back.
         """
         raise NotImplementedError
 
@@ -427,8 +437,11 @@ class LightningStore:
     async def get_many_span_sequence_ids(
         self, rollout_attempt_ids: Sequence[tuple[str, str]]
     ) -> Sequence[int]:
-        """Return the next sequence id for each pair of rollout id and attempt id, in their
-        order.
+        """Return the next sequence id for each pair of rollout id and attempt id, in their order;
+        the same pair again and again takes a block.
+
+        Raises:
+            ValueError: Rollout not found.
         """
         raise NotImplementedError
 
@@ -455,7 +468,9 @@ class LightningStore:
     async def update_worker(
         self, worker_id: str, heartbeat_stats: Mapping[str, Any] | Unset = UNSET
     ) -> Worker:
-        """Record a heartbeat of a worker, which may be new."""
+        """Record a heartbeat of a worker, which may be new; a sign of life of the attempt that it
+        took last (`renew_leases` is for several).
+        """
         raise NotImplementedError
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from agl_core.store.base import UNSET, Unset
 from agl_core.store.database import Transaction
 from agl_core.store.json_text import encode
 from agl_core.store.queries import StoreQueries
-from agl_core.store.schema import encode_or_none
+from agl_core.store.schema import encode_or_none, span_values
 from agl_core.store.tables import in_bulk
 from agl_core.types.core import (
     Attempt,
@@ -83,8 +83,9 @@ class CollectionBasedLightningStore(StoreQueries):
         with self._write() as transaction:
             known = answer_table.recall(transaction, "dequeue", idempotency_key)
             if known is not None:
-                renewed = [leases.renew(transaction, *pair) for pair in known]
-                return [rollout for rollout in renewed if rollout is not None]
+                again = [pair[0] for pair in known if leases.renew(transaction, *pair)]
+                found = rollout_table.find_many(transaction, again)
+                return cast(list[AttemptedRollout], found)
             taken = [
                 attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease_seconds)
                 for rollout in rollout_table.queued(transaction, limit)
@@ -104,7 +105,7 @@ class CollectionBasedLightningStore(StoreQueries):
             return [
                 attempt_id
                 for rollout_id, attempt_id in attempts
-                if leases.renew(transaction, rollout_id, attempt_id) is None
+                if not leases.renew(transaction, rollout_id, attempt_id)
             ]
 
     async def start_attempt(  # noqa: D102
@@ -223,8 +224,9 @@ class CollectionBasedLightningStore(StoreQueries):
         return attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease)
 
     def _add_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        values = [span_values(span) for span in spans]
         with self._write() as transaction:
-            return span_table.add(transaction, spans)
+            return span_table.add(transaction, spans, values)
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """Leases: an attempt belongs to its worker until its deadline, which each sign of life puts off."""
 
-from typing import cast
-
 from agl_core.store import attempt_table, rollout_table
 from agl_core.store.database import Transaction
 from agl_core.store.schema import to_attempt
-from agl_core.store.status import is_running, may_recover
+from agl_core.store.status import may_recover
 from agl_core.types.core import AttemptedRollout
 from agl_core.types.outcome import FailureKind
 
@@ -35,21 +33,32 @@ def expire(transaction: Transaction) -> int:
     return len(rows)
 
 
-def renew(transaction: Transaction, rollout_id: str, attempt_id: str) -> AttemptedRollout | None:
-    """Begin the lease of an attempt anew and return it with its rollout; None where it has to stop:
-    it has ended, or another one has been begun.
+def renew(transaction: Transaction, rollout_id: str, attempt_id: str) -> bool:
+    """Begin the lease of an attempt anew; False where it has to stop: it has ended, or another one
+    has been begun.
     """
+    renewed = transaction.run(
+        "UPDATE attempts SET last_heartbeat_time = ?, deadline = min(time_limit, ? + lease_seconds)"
+        " WHERE rollout_id = ? AND attempt_id = ? AND deadline IS NOT NULL"
+        " AND sequence_id = (SELECT num_attempts FROM rollouts WHERE rollout_id = ?)",
+        transaction.now,
+        transaction.now,
+        rollout_id,
+        attempt_id,
+        rollout_id,
+    )
+    return renewed > 0 or _recover(transaction, rollout_id, attempt_id)
+
+
+def _recover(transaction: Transaction, rollout_id: str, attempt_id: str) -> bool:
+    """Let an attempt that was given up as silent go on, if it may."""
     found = rollout_table.find_many(transaction, [rollout_id])
     if not found or not isinstance(found[0], AttemptedRollout):
-        return None
-    rollout = found[0]
-    attempt = rollout.attempt
-    if attempt.attempt_id != attempt_id:
-        return None
-    if may_recover(attempt.status, rollout.status, is_latest=True):
-        attempt_table.set_status(transaction, rollout, attempt, "running")
-    elif not is_running(attempt.status):
-        return None
+        return False
+    attempt = found[0].attempt
+    is_latest = attempt.attempt_id == attempt_id
+    if not may_recover(attempt.status, found[0].status, is_latest=is_latest):
+        return False
+    attempt_table.set_status(transaction, found[0], attempt, "running")
     attempt_table.show_life(transaction, rollout_id, attempt_id)
-    (rollout,) = rollout_table.find_many(transaction, [rollout_id])
-    return cast(AttemptedRollout, rollout)
+    return True

@@ -10,6 +10,7 @@ from agl_core.store.attempt_table import Deadlines
 from agl_core.store.base import LightningStoreStatistics
 from agl_core.store.collection_based import CollectionBasedLightningStore
 from agl_core.store.database import MEMORY, Transaction
+from agl_core.store.schema import span_values
 from agl_core.store.status import is_finished
 from agl_core.types.tracer import Span
 
@@ -87,9 +88,10 @@ class InMemoryLightningStore(CollectionBasedLightningStore):
                 transaction.run(statement)
 
     def _add_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        values = [span_values(span, self._size) for span in spans]
         with self._write() as transaction:
             last = transaction.value("SELECT max(number) FROM spans") or 0
-            added = span_table.add(transaction, spans, self._size)
+            added = span_table.add(transaction, spans, values)
             _measure(transaction, last)
             if _span_bytes(transaction) > self._evict_above:
                 self._evict(transaction)

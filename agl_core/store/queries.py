@@ -293,7 +293,9 @@ class StoreQueries(StoreTables):
             count = f"SELECT count(*) FROM {table} WHERE {condition}"
             total: int = transaction.value(count, *parameters)
             rows = transaction.all(
-                f"{select or f'SELECT * FROM {table}'} WHERE {condition} {order} {limits}",
+                # Sorting and cutting row numbers first keeps whole rows out of it.
+                f"{select or f'SELECT * FROM {table}'} WHERE {alias}rowid IN"
+                f" (SELECT {alias}rowid FROM {table} WHERE {condition} {order} {limits}) {order}",
                 *parameters,
                 *numbers,
             )

@@ -30,6 +30,8 @@ def where(filters: FilterOptions, columns: Sequence[str], table: str = "") -> tu
         if name not in columns:
             raise StoreError(f"cannot filter by {name!r}; fields: {', '.join(sorted(columns))}")
         for kind, value in field.items():
+            if kind == "within" and len(value) == 1:  # an index on it gives the order of creation
+                kind, value = "exact", value[0]
             parts.append(_condition(f"{table}{name}", kind))
             # One parameter for a list: the text stays the same, and there is no limit.
             parameters.append(encode(list(value)) if kind == "within" else value)

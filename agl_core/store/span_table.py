@@ -1,13 +1,14 @@
 """Spans: kept once each, in the order of their sequence ids."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from agl_core.errors import StoreError
 from agl_core.store import attempt_table, rollout_table
 from agl_core.store.database import Transaction
 from agl_core.store.json_text import encode
-from agl_core.store.schema import SPAN_FIELDS, span_values
+from agl_core.store.schema import SPAN_FIELDS
 from agl_core.types.tracer import Span
 
 _COLUMNS = ", ".join((*SPAN_FIELDS, "size_bytes", "attributes", "rest"))
@@ -17,14 +18,15 @@ _INSERT = f"INSERT INTO spans ({_COLUMNS}) VALUES ({', '.join('?' * (len(SPAN_FI
 def add(
     transaction: Transaction,
     spans: Sequence[Span],
-    size: Callable[[Span], int] | None = None,
+    values: Sequence[tuple[Any, ...]],
 ) -> list[Span]:
     """Keep spans of any attempts and return those that were new, in their order.
 
     Args:
         transaction: In which.
         spans: Of any rollouts.
-        size: Returns the bytes of a span; None for the length of its JSON.
+        values: Columns of each span (`schema.span_values`), made before the transaction, which
+            others wait for.
 
     Raises:
         StoreError: Rollout or attempt not found.
@@ -37,12 +39,14 @@ def add(
         for pair, group in by_attempt.items()
     }
     added: list[Span] = []
-    for span in spans:
+    rows: list[tuple[Any, ...]] = []
+    for span, row in zip(spans, values, strict=True):
         ids = known[span.rollout_id, span.attempt_id]
         if span.span_id not in ids:
             ids.add(span.span_id)
             added.append(span)
-    transaction.run_many(_INSERT, [span_values(span, size) for span in added])
+            rows.append(row)
+    transaction.run_many(_INSERT, rows)
     _raise_sequence_ids(transaction, added)
     alive = {(span.rollout_id, span.attempt_id) for span in added}
     for rollout_id, attempt_id in by_attempt:

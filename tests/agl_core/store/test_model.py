@@ -22,7 +22,7 @@ from tests.agl_core.store.conftest import Clock
 
 LIVE = ("preparing", "running")
 ENDED = ("succeeded", "failed", "cancelled")
-SILENCE, LIMIT = 20.0, 45.0
+SILENCE, LIMIT = 20.0, 25.0
 
 
 @dataclass
