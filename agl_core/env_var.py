@@ -80,8 +80,15 @@ def engine_token() -> SecretStr | None:
 def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
     """Return the override, else the bearer token of the store's server, or None where none is
     set.
+
+    Raises:
+        ValueError: It cannot be sent: it is not of printable ASCII characters without spaces.
     """
     if isinstance(override, SecretStr):
-        return override
+        override = override.get_secret_value()
     token = override or os.environ.get(STORE_TOKEN)
-    return SecretStr(token) if token else None
+    if not token:
+        return None
+    if not all("!" <= character <= "~" for character in token):
+        raise ValueError("the store's token must be printable ASCII without spaces")
+    return SecretStr(token)
