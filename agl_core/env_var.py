@@ -5,6 +5,8 @@ from enum import StrEnum
 
 from pydantic import SecretStr
 
+from agl_core.errors import ConfigError
+
 ENGINE_TOKEN = "AGL_ENGINE_TOKEN"
 STORE_TOKEN = "AGL_STORE_TOKEN"
 
@@ -82,7 +84,7 @@ def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
     set.
 
     Raises:
-        ValueError: It cannot be sent: it is not of printable ASCII characters without spaces.
+        ConfigError: It cannot be sent: it is not of printable ASCII characters without spaces.
     """
     if isinstance(override, SecretStr):
         override = override.get_secret_value()
@@ -90,5 +92,5 @@ def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
     if not token:
         return None
     if not all("!" <= character <= "~" for character in token):
-        raise ValueError("the store's token must be printable ASCII without spaces")
+        raise ConfigError("the store's token must be printable ASCII without spaces")
     return SecretStr(token)

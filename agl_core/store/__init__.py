@@ -7,6 +7,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from agl_core.store.attempt_table import Deadlines
 from agl_core.store.base import UNSET, LightningStore, LightningStoreCapabilities, Unset
 from agl_core.store.collection_based import CollectionBasedLightningStore
 from agl_core.store.memory import InMemoryLightningStore
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # loaded when they are used: not every store is reached over 
 __all__ = [
     "UNSET",
     "CollectionBasedLightningStore",
+    "Deadlines",
     "InMemoryLightningStore",
     "LightningStore",
     "LightningStoreCapabilities",

@@ -199,7 +199,8 @@ class LightningStore:
     async def renew_leases(
         self, worker_id: str, attempts: Sequence[tuple[str, str]]
     ) -> Sequence[str]:
-        """Say that a worker still runs these attempts; return the ids of those it has to stop.
+        """Say that a worker still runs these attempts, so is busy; return the ids of those that it
+        has to stop.
 
         An attempt has to stop where it has ended for the store: cancelled, timed out, expired or
         superseded.
@@ -246,12 +247,12 @@ class LightningStore:
             sort_by: A field of the rollout; None values come first in ascending order.
             sort_order: "asc" or "desc".
             limit: Most items; -1 for all, 0 for none (`total` is still counted).
-            offset: Items to leave out before.
+            offset: Items to leave out before; an offset past the last gives an empty page.
             status: Deprecated name of `status_in`.
             rollout_ids: Deprecated name of `rollout_id_in`.
 
         Raises:
-            ValueError: There is no field `sort_by`.
+            ValueError: There is no such field, status or order, or a bound is negative.
         """
         raise NotImplementedError
 

@@ -102,11 +102,10 @@ class CollectionBasedLightningStore(StoreQueries):
     ) -> Sequence[str]:
         with self._write() as transaction:
             worker_table.record_heartbeat(transaction, worker_id)
-            return [
-                attempt_id
-                for rollout_id, attempt_id in attempts
-                if not leases.renew(transaction, rollout_id, attempt_id)
-            ]
+            running = [pair for pair in attempts if leases.renew(transaction, *pair)]
+            if running and worker_table.require(transaction, worker_id).status != "busy":
+                worker_table.assign(transaction, worker_id, *running[-1])
+            return [pair[1] for pair in attempts if pair not in running]
 
     async def start_attempt(  # noqa: D102
         self, rollout_id: str, worker_id: str | None = None

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from agl_core.store import resource_table, rollout_table, schema, worker_table
 from agl_core.store.base import LightningStoreCapabilities, LightningStoreStatistics
 from agl_core.store.database import Transaction
-from agl_core.store.query import order_by, page, text_filters, where
+from agl_core.store.query import known, order_by, page, text_filters, where
 from agl_core.store.status import is_finished
 from agl_core.store.tables import StoreTables, in_bulk
 from agl_core.types.core import (
@@ -64,7 +64,7 @@ class StoreQueries(StoreTables):
         rollout_id_in = _renamed("rollout_ids", rollout_ids, "rollout_id_in", rollout_id_in)
         filters: dict[str, Any] = {"_aggregate": filter_logic}
         if status_in is not None:
-            filters["status"] = {"within": status_in}
+            filters["status"] = {"within": known(status_in, RolloutStatus)}
         ids: dict[str, Any] = {}
         if rollout_id_in is not None:
             ids["within"] = rollout_id_in
@@ -224,7 +224,7 @@ class StoreQueries(StoreTables):
     ) -> PaginatedResult[Worker]:
         filters: dict[str, Any] = text_filters(worker_id_contains=worker_id_contains)
         if status_in is not None:
-            filters["status"] = {"within": status_in}
+            filters["status"] = {"within": known(status_in, WorkerStatus)}
         return await self._page(
             "workers",
             {**filters, "_aggregate": filter_logic},

@@ -89,6 +89,19 @@ def text_filters(**values: str | None) -> dict[str, dict[str, str]]:
     return filters
 
 
+def known(values: Sequence[str], literal: Any) -> Sequence[str]:
+    """Return values as they are.
+
+    Raises:
+        StoreError: One is none of the literal's.
+    """
+    choices = get_args(literal)
+    for value in values:
+        if value not in choices:
+            raise StoreError(f"no status {value!r}; there are {', '.join(choices)}")
+    return values
+
+
 def _condition(column: str, kind: str) -> str:
     if kind == "exact":
         return f"{column} IS ?"

@@ -89,7 +89,7 @@ class Attempt(BaseModel):
     """Last sign of life: a span, a status, or a heartbeat of the worker."""
     metadata: dict[str, Any] | None = None
     failure_kind: FailureKind | None = None
-    """Why it did not succeed; None while it runs and where it did."""
+    """Why it did not succeed; None while it runs, where it did, and where nobody said."""
     failure_message: str | None = None
     """The same in one sentence."""
 

@@ -60,12 +60,8 @@ def test_a_wait_whose_event_loop_is_gone_disturbs_nobody(open_store: OpenStore):
     task = loop.create_task(store.wait_for_rollouts(rollout_ids=[taken.rollout_id]))
     loop.run_until_complete(asyncio.sleep(0.01))
     loop.close()
-    asyncio.run(end(store, taken.rollout_id))
+    asyncio.run(_ignore(store.update_rollout(taken.rollout_id, status="succeeded")))
     del task
-
-
-async def end(store: Store, rollout_id: str) -> None:
-    await store.update_attempt(rollout_id, "latest", status="succeeded")
 
 
 def test_threads_share_a_queue_and_nothing_is_taken_twice(open_store: OpenStore):
@@ -169,6 +165,13 @@ async def test_processes_share_a_queue_and_nothing_is_taken_twice(
     # Ended elsewhere: seen within the cadence of the watchdog, not by asking again and again.
     assert len(await waiting) == 150
     assert (await on_disk.statistics()).get("total_spans") == 300
+
+
+async def test_processes_may_make_the_file_at_the_same_moment(path: Path):
+    workers = [start_worker(path, f"w{number}") for number in range(3)]
+    for worker in workers:
+        out, _ = await asyncio.to_thread(worker.communicate, "\n", 60)
+        assert (worker.returncode, out) == (0, "[]\n")
 
 
 async def test_a_pickled_store_opens_the_same_file(on_disk: SqliteLightningStore):

@@ -92,6 +92,16 @@ async def test_every_sign_of_life_renews_the_lease(store: Store, clock: Clock, s
     assert (await latest(store, rollout_id)).status == "unresponsive"
 
 
+async def test_a_lease_runs_by_the_stores_clock_not_the_workers(store: Store, clock: Clock):
+    taken = await begin(store)
+    ids = (taken.rollout_id, taken.attempt.attempt_id)
+    await store.update_attempt(*ids, last_heartbeat_time=clock.now - 3600)
+    assert (await latest(store, taken.rollout_id)).status == "preparing"
+    await store.update_attempt(*ids, last_heartbeat_time=clock.now + 3600)
+    clock.sleep(61)
+    assert (await latest(store, taken.rollout_id)).status == "unresponsive"
+
+
 async def test_the_shorter_of_lease_and_config_holds(store: Store, clock: Clock):
     await store.enqueue_rollout("a", config=RolloutConfig(unresponsive_seconds=5))
     await store.enqueue_rollout("b", config=RolloutConfig(unresponsive_seconds=50))

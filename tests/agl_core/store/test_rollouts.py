@@ -190,6 +190,7 @@ async def test_none_comes_first_in_ascending_order(store: Store):
         ({"sort_by": "nothing"}, "cannot sort by 'nothing'"),
         ({"sort_order": "up"}, "sort order is 'up'"),
         ({"filter_logic": "xor"}, "filter logic is 'xor'"),
+        ({"status_in": ["queueing"]}, "no status 'queueing'; there are queuing"),
         ({"limit": -2}, "limit is -2"),
         ({"offset": -1}, "offset is -1"),
     ],

@@ -65,6 +65,15 @@ async def test_a_worker_with_several_attempts_is_busy_until_the_last_ends(store:
     assert (await known(store, "w")).status == "idle"
 
 
+async def test_a_worker_that_renews_leases_is_busy_though_the_queue_is_empty(store: Store):
+    taken = await begin(store)
+    assert await store.dequeue_rollout("w") is None
+    assert (await known(store, "w")).status == "idle"
+    await store.renew_leases("w", [(taken.rollout_id, taken.attempt.attempt_id)])
+    worker = await known(store, "w")
+    assert (worker.status, worker.current_attempt_id) == ("busy", taken.attempt.attempt_id)
+
+
 @pytest.mark.parametrize("status", ["timeout", "unresponsive"])
 async def test_a_worker_that_fell_silent_is_unknown(store: Store, status: str):
     taken = await begin(store)
