@@ -244,6 +244,6 @@ def _answer(operation: wire.Operation, response: httpx.Response) -> Any:
         return operation.answer.validate_json(response.content)
     except ValidationError as error:
         raise StoreError(
-            f"{response.request.url} answered {operation.name} with something else than a store "
-            f"does ({error.error_count()} differences); is it one?"
+            f"the answer to {operation.name} ({operation.method} {wire.PREFIX}{operation.path}) is "
+            f"not one of a store ({error.error_count()} differences)"
         ) from error

@@ -1,4 +1,8 @@
-"""Who may talk to the store's server: token and run are checked before anything else."""
+"""Who may talk to the store's server: token and run are checked before anything else.
+
+Without a token the server listens on loopback, and only requests that name a loopback address as
+their host are served: a web page could have the browser look up its own name as 127.0.0.1.
+"""
 
 import hmac
 
@@ -8,12 +12,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_core.store.wire import PREFIX, RUN_HEADER
+from agl_core.utils.threaded_server import LOOPBACK
 
 HEALTH_PATH = f"{PREFIX}/health"
 
 
 class Guard:
-    """Refuses requests without the token (401) or for another run (409); not the health check.
+    """Refuses requests without the token (401), by a foreign name (403), or for another run (409);
+    not the health check.
 
     Args:
         app: What is guarded.
@@ -43,8 +49,18 @@ class Guard:
                     401,
                     {"www-authenticate": "Bearer"},
                 )
+        elif (name := _host_name(headers.get("host", ""))) not in LOOPBACK:
+            detail = f"a store without a token is not served under the name {name}"
+            return JSONResponse({"detail": detail}, 403)
         wanted = headers.get(RUN_HEADER)
         if wanted is not None and self._run_id is not None and wanted != self._run_id:
             detail = f"this store is that of run {self._run_id}, not of {wanted}"
             return JSONResponse({"detail": detail}, 409)
         return None
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]

@@ -98,7 +98,10 @@ class StoreApp:
                 lambda: self._answer(operation, request, None),
             )
 
-        return Route(wire.PREFIX + operation.path, endpoint, methods=[operation.method])
+        path = wire.PREFIX + operation.path
+        for name in ("worker_id", "resources_id"):  # chosen by users, so with any character
+            path = path.replace(f"{{{name}}}", f"{{{name}:path}}")
+        return Route(path, endpoint, methods=[operation.method])
 
     async def _answer(
         self, operation: wire.Operation, request: Request, key: str | None

@@ -7,6 +7,10 @@ from collections.abc import AsyncGenerator
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from agl_core.env_var import STORE_TOKEN
 from agl_core.errors import ConfigError
@@ -16,6 +20,7 @@ from agl_core.store import (
     LightningStoreClient,
     LightningStoreServer,
 )
+from agl_core.utils.threaded_server import ThreadedServer
 from tests.agl_core.store.builders import take
 
 TOKEN = "a-secret-word"
@@ -152,6 +157,17 @@ def test_an_address_must_be_one_of_http():
         LightningStoreClient("localhost:4747")
 
 
+async def test_an_answer_that_is_not_one_of_a_store_is_refused():
+    async def answer(request: Request) -> JSONResponse:
+        return JSONResponse({"hello": request.url.path})
+
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    with ThreadedServer(app) as other:
+        async with LightningStoreClient(other.url) as client:
+            with pytest.raises(ValueError, match="the answer to dequeue_many_rollouts"):
+                await client.dequeue_rollout()
+
+
 async def test_waits_end_when_the_server_stops():
     store = InMemoryLightningStore()
     server = await LightningStoreServer(store, port=0).start()
@@ -164,6 +180,16 @@ async def test_waits_end_when_the_server_stops():
         await asyncio.wait_for(waiting, 5)
     await client.close()
     await server.close()
+
+
+async def test_a_store_without_a_token_has_no_foreign_name():
+    store = InMemoryLightningStore()
+    async with LightningStoreServer(store, port=0) as server, httpx.AsyncClient() as http:
+        url = f"{server.endpoint}/v1/agl/statistics"
+        for name in ("localhost:1", "127.0.0.1", "[::1]:5"):
+            assert (await http.get(url, headers={"host": name})).status_code == 200
+        assert (await http.get(url, headers={"host": "page.example:80"})).status_code == 403
+    await store.close()
 
 
 async def test_web_pages_of_named_origins_only():

@@ -196,6 +196,18 @@ async def test_workers_and_leases(http: httpx.AsyncClient):
     assert (await asked(http, "/statistics"))["total_rollouts"] == 1
 
 
+async def test_ids_of_any_characters(server: LightningStoreServer):
+    client = server.client()
+    for name in ("host/1 \u00e4?#%2F", "a/../b", "x" * 500):
+        assert (await client.update_worker(name)).worker_id == name
+        assert await client.get_worker_by_id(name) == await server.get_worker_by_id(name)
+        await client.update_resources(f"rs/{name}", {})
+        found = await client.get_resources_by_id(f"rs/{name}")
+        assert found is not None
+        assert found.resources_id == f"rs/{name}"
+    await client.close()
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "detail"),
     [
