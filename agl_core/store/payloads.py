@@ -13,7 +13,7 @@ from agl_core.types.tracer import Span
 class Arguments(BaseModel):
     """What a request says; what it leaves out is the method's default."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Changes(Arguments):
