@@ -45,6 +45,7 @@ from .store.memory import InMemoryLightningStore as InMemoryLightningStore
 from .store.server import LightningStoreServer as LightningStoreServer
 from .store.sqlite import SqliteLightningStore as SqliteLightningStore
 from .store.threading import LightningStoreThreaded as LightningStoreThreaded
+from .tracer.agentops import AgentOpsTracer as AgentOpsTracer
 from .tracer.base import Tracer as Tracer
 from .tracer.current import clear_active_tracer as clear_active_tracer
 from .tracer.current import get_active_tracer as get_active_tracer

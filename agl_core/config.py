@@ -2,10 +2,18 @@
 the record.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from agl_core.errors import ConfigError
 from agl_core.types.outcome import FailureKind
 
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -14,6 +22,9 @@ RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 class _Settings(BaseModel):
     # A ledger in JSON cannot hold NaN or infinity.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+SettingsT = TypeVar("SettingsT", bound=_Settings)
 
 
 class RolloutSettings(_Settings):
@@ -78,6 +89,21 @@ class ServingSettings(_Settings):
         return self
 
 
+class S3Settings(_Settings):
+    """How an `s3://` ledger and `s3://` datasets are reached, where the environment does not say.
+
+    Names only: this is part of flow parameters and of the run's record.
+    """
+
+    endpoint_url: str | None = Field(default=None, pattern=r"^https?://[^@\s]+$")
+    region: str | None = Field(default=None, pattern=r"^[a-z0-9-]+$")
+    credentials: str | None = Field(
+        default=None, pattern=r"^(aws|minio)-credentials/[a-z0-9][a-z0-9-]*$"
+    )
+    """Prefect block with the credentials, `aws-credentials/NAME` or `minio-credentials/NAME`; it
+    may also name endpoint and region. None uses `AWS_ACCESS_KEY_ID` and its like."""
+
+
 class VerlSettings(_Settings):
     """Reinforcement learning by VERL."""
 
@@ -93,6 +119,7 @@ class RunConfig(_Settings):
     """Name of the run in the ledger and in Prefect: lowercase letters, digits, dashes."""
     ledger: str
     """A local folder, or `s3://bucket/prefix`."""
+    s3: S3Settings = S3Settings()
     agent: str
     """The agent function, `package.module:name`."""
     train_data: str
@@ -112,3 +139,22 @@ class RunConfig(_Settings):
     control: Literal["none", "shuffled_rewards"] = "none"
     """`shuffled_rewards` deals each iteration's rewards out at random before learning: a run that
     still improves learns from something else than its reward. Validation keeps the true rewards."""
+
+    @model_validator(mode="after")
+    def _reaches_something(self) -> Self:
+        if self.s3 != S3Settings() and not self.ledger.startswith("s3://"):
+            raise ValueError(f"s3: settings of an s3:// ledger; this one is {self.ledger}")
+        return self
+
+
+def check_settings(kind: type[SettingsT], values: dict[str, Any]) -> SettingsT:
+    """Return these settings as a model of their kind.
+
+    Raises:
+        ConfigError: Settings are unknown, missing or wrong; the message names each.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+        raise ConfigError("; ".join(problems)) from error

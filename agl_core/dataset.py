@@ -8,14 +8,16 @@ from typing import Any
 import fsspec
 
 from agl_core.errors import ConfigError, ConflictError
+from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.storage import Storage
 
 
-def read_jsonl(uri: str) -> list[str]:
+def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
     """Return each row as canonical JSON text.
 
     Args:
         uri: A local path, or any URI that fsspec reads, `s3://bucket/key` for one.
+        access: How S3 is reached.
 
     Raises:
         ConfigError: The file is missing, cannot be read, is not UTF-8 or is empty, or a line is not
@@ -23,7 +25,7 @@ def read_jsonl(uri: str) -> list[str]:
     """
     rows: list[str] = []
     # Not splitlines: a row may hold U+2028 and its like as they are.
-    for number, line in enumerate(_read_text(uri).split("\n"), start=1):
+    for number, line in enumerate(_read_text(uri, access).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -35,7 +37,7 @@ def read_jsonl(uri: str) -> list[str]:
     return rows
 
 
-def publish_dataset(storage: Storage, name: str, uri: str) -> str:
+def publish_dataset(storage: Storage, name: str, uri: str, access: S3Access = ENVIRONMENT) -> str:
     """Keep a version of a dataset under its digest and return the version's URI.
 
     The same rows give the same version, whatever file they came from.
@@ -44,21 +46,28 @@ def publish_dataset(storage: Storage, name: str, uri: str) -> str:
         ConfigError: The dataset cannot be used.
         LedgerError: The storage cannot be written.
     """
-    data = "".join(f"{row}\n" for row in read_jsonl(uri)).encode()
+    data = "".join(f"{row}\n" for row in read_jsonl(uri, access)).encode()
     key = f"datasets/{name}/{hashlib.sha256(data).hexdigest()[:16]}.jsonl"
     with suppress(ConflictError):  # published before: the key is the digest of the content
         storage.write_once(key, data)
     return f"{storage.uri}/{key}"
 
 
-def _read_text(uri: str) -> str:
+def _read_text(uri: str, access: S3Access) -> str:
+    in_bucket = uri.startswith("s3://")
+    options = access.options() if in_bucket else {}
     try:
-        opened: Any = fsspec.open(uri, "r", encoding="utf-8")
+        opened: Any = fsspec.open(uri, "r", encoding="utf-8", **options)
         with opened as file:
             return file.read()
     except FileNotFoundError as error:
         raise ConfigError(f"dataset {uri} does not exist") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"dataset {uri} is not UTF-8: {error}") from error
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"dataset {uri} cannot be read: {error}") from error
+    except Exception as error:  # each of fsspec's file systems has its own
+        reason = str(error)
+        if in_bucket:
+            from agl_core.ledger import s3_errors  # botocore takes a moment
+
+            reason = s3_errors.reason(error, uri, access)
+        raise ConfigError(f"dataset {uri} cannot be read: {reason}") from error

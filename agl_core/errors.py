@@ -4,6 +4,7 @@
     +-- ConfigError      (ValueError)         the caller's settings or data; exit status 2
     +-- LedgerError      (RuntimeError)       the record is missing, broken, or cannot be written
     |   +-- ConflictError (FileExistsError)   a write-once key exists with other content
+    |   +-- LedgerUnreachableError            its store does not answer; also a TransientError
     +-- StoreError       (ValueError)         a store refused what it was asked
     +-- TraceError       (ValueError)         spans that cannot become training data
     +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
@@ -19,6 +20,10 @@ class AglError(Exception):
     """Root of every error that this project raises on purpose."""
 
 
+class TransientError(AglError, ConnectionError):
+    """Something failed that another try may get right."""
+
+
 class ConfigError(AglError, ValueError):
     """The caller's configuration or data cannot be used as it is."""
 
@@ -31,6 +36,10 @@ class ConflictError(LedgerError, FileExistsError):
     """A write-once key exists already."""
 
 
+class LedgerUnreachableError(LedgerError, TransientError):
+    """The ledger's store does not answer, or asks to come again."""
+
+
 class StoreError(AglError, ValueError):
     """A store cannot do what it was asked: no such record, or a transition that is not legal."""
 
@@ -41,10 +50,6 @@ class TraceError(AglError, ValueError):
 
 class UpstreamError(AglError, ConnectionError):
     """The model server refused a request or answered with something unusable."""
-
-
-class TransientError(AglError, ConnectionError):
-    """Something failed that another try may get right."""
 
 
 class TrainerError(AglError, RuntimeError):

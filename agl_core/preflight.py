@@ -11,7 +11,9 @@ from agl_core.algorithm import IterativeAlgorithm, build_algorithm
 from agl_core.config import RunConfig
 from agl_core.dataset import read_jsonl
 from agl_core.ledger.run import RunLedger, RunRecord, open_run
+from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.litagent.decorator import load_agent
+from agl_core.serving.attached import check_attached
 from agl_core.serving.launch import check_server
 
 logger = logging.getLogger(__name__)
@@ -39,36 +41,45 @@ class PreparedRun:
         return self.algorithm.state_type.model_validate(state)
 
 
-def prepare_run(config: RunConfig) -> PreparedRun:
+def prepare_run(config: RunConfig, credentials: S3Credentials | None = None) -> PreparedRun:
     """Check the configuration and write the run's identity, or find the one that is there.
+
+    Args:
+        config: What to train.
+        credentials: Those that `config.s3` names.
 
     Raises:
         ConfigError: Something is wrong with the configuration, the data, the agent or the model, or
             the run exists with another identity.
-        UpstreamError: `serving.url` does not answer.
+        UpstreamError: `serving.url` does not answer, or not with a chat completion.
         LedgerError: The ledger cannot be written.
     """
+    access = S3Access(config.s3, credentials)
     algorithm = build_algorithm(config)
     if config.serving.url is not None:
         check_server(config.serving.url)
     load_agent(config.agent)
-    inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data)}
+    inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data, access)}
     if config.val_data is not None:
-        inputs["val"] = read_jsonl(config.val_data)
+        inputs["val"] = read_jsonl(config.val_data, access)
     base = identity.base_model(algorithm.model_path)
+    if config.serving.url is not None:
+        check_attached(config.serving.url, base)
     start_state = algorithm.start(base.policy, inputs["train"], inputs.get("val"))
-    ledger = open_run(config.ledger, config.run_id)
+    ledger = open_run(config.ledger, config.run_id, access)
+    conditional_put = ledger.storage.probe()
+    datasets = {name: ledger.dataset(name, rows) for name, rows in inputs.items()}
     record = RunRecord(
         run_id=config.run_id,
         config=config,
-        datasets={name: ledger.put_dataset(name, rows) for name, rows in inputs.items()},
+        datasets={name: dataset.ref for name, dataset in datasets.items()},
         base=base,
         code=identity.code(config.agent),
         packages=identity.packages(),
-        conditional_put=ledger.storage.conditional_put,
+        conditional_put=conditional_put,
         created=time.time(),
     )
-    recorded = ledger.start(record)
+    recorded = ledger.start(record, datasets.values())
     return PreparedRun(config, ledger, _as_of_now(recorded, record), algorithm, inputs, start_state)
 
 

@@ -26,10 +26,18 @@ ROLLOUT_ID = "agentlightning.rollout_id"
 ATTEMPT_ID = "agentlightning.attempt_id"
 SEQUENCE_ID = "agentlightning.span_sequence_id"
 
+# Where an attempt ran, on its root span.
+HOST_NAME = "host.name"
+PROCESS_ID = "process.pid"
+EXECUTABLE = "process.executable.path"
+"""The Python interpreter."""
+
 # Rewards: `agentlightning.reward.<i>.name|value`, index 0 is the primary one.
 REWARD_PREFIX = "agentlightning.reward"
 PRIMARY_REWARD_NAME = "agentlightning.reward.0.name"
 PRIMARY_REWARD_VALUE = "agentlightning.reward.0.value"
+EVALUATION_SCORE = "gen_ai.evaluation.score.value"
+"""OpenTelemetry's place for the score of an evaluation."""
 
 # What else an agent may record.
 LINK_PREFIX = "agentlightning.link"

@@ -1,4 +1,5 @@
-"""How many spans a second become triplets, and that the time grows with the spans only.
+"""How many spans a second become triplets, and that the time grows with the spans only: the
+pipeline's path over tables, and the adapter of one attempt's spans.
 
 python -m benchmarks.adapter
 """
@@ -10,8 +11,10 @@ import pyarrow as pa
 
 from agl_core import semconv
 from agl_core.adapter.columns import spans_to_triplets
+from agl_core.adapter.triplet import TracerTraceToTriplet
 from agl_core.ledger.tables import OUTCOMES, SPANS
 from agl_core.trajectory.batch import build_rows
+from agl_core.types.tracer import Span
 
 CALLS = 8
 PROMPT, RESPONSE = 1000, 100
@@ -63,8 +66,45 @@ def make_tables(rollouts: int) -> tuple[pa.Table, pa.Table, pa.Table]:
     return spans, outcomes, groups.cast(pa.schema([("index", pa.int32()), ("group", pa.int32())]))
 
 
-def main() -> None:
-    """Print rates for growing inputs; a constant rate is linear growth."""
+def make_flat_trace(calls: int) -> list[Span]:
+    """Return one attempt: an agent, and beside it calls with 20 + 10 tokens that float."""
+    ids = {"rollout_id": "ro-1", "attempt_id": "at-1", "trace_id": "0" * 31 + "1"}
+    agent = Span.from_attributes(
+        **ids, attributes={"agent.name": "solver"}, name="agent", start_time=0.0, end_time=calls + 1
+    )
+    flat = [
+        Span.from_attributes(
+            **ids,
+            name=semconv.LLM_CALL_SPAN,
+            sequence_id=number,
+            start_time=float(number),
+            end_time=number + 0.5,
+            attributes={
+                semconv.RESPONSE_ID: f"r-{number}",
+                "gen_ai.prompt.0.role": "user",
+                "gen_ai.prompt.0.content": "question",
+                "gen_ai.completion.0.role": "assistant",
+                "gen_ai.completion.0.content": "answer",
+                "prompt_token_ids": list(range(20)),
+                "response_token_ids": list(range(10)),
+            },
+        )
+        for number in range(calls)
+    ]
+    rewards = [
+        Span.from_attributes(
+            **ids,
+            name=semconv.ANNOTATION_SPAN,
+            start_time=number + 0.75,
+            attributes={semconv.PRIMARY_REWARD_VALUE: 1.0},
+        )
+        for number in range(0, calls, 10)
+    ]
+    return [*flat, *rewards, agent]
+
+
+def time_tables() -> None:
+    """Print the rates of the pipeline's path."""
     for rollouts in (250, 500, 1000, 2000):
         spans, outcomes, groups = make_tables(rollouts)
         started = time.perf_counter()
@@ -83,6 +123,29 @@ def main() -> None:
             f"{len(triplets) / (adapted - started):10.0f} triplets/s, "
             f"{len(rows) / (built - adapted):10.0f} rows/s"
         )
+
+
+def time_traces() -> None:
+    """Print the CPU time of one attempt's adapter, with and without repair of the hierarchy."""
+    for calls in (800, 3200, 12800):
+        spans = make_flat_trace(calls)
+        seconds: dict[bool, float] = {}
+        for repair in (True, False):
+            adapter = TracerTraceToTriplet(repair_hierarchy=repair)
+            started = time.process_time()
+            triplets = adapter.adapt(spans)
+            seconds[repair] = time.process_time() - started
+            assert len(triplets) == calls
+        print(
+            f"{calls:6} flat calls in one attempt: {seconds[True]:6.3f} s, "
+            f"{calls / seconds[True]:6.0f} calls/s; without repair {seconds[False]:6.3f} s"
+        )
+
+
+def main() -> None:
+    """Print rates for growing inputs; a constant rate is linear growth."""
+    time_tables()
+    time_traces()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Answers go to standard output, everything else to standard error.
 
 import asyncio
 import logging
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,18 +13,20 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import ValidationError
 from rich.console import Console
 
 from agl_core import progress
-from agl_core.config import RunConfig
+from agl_core.algorithm.verl import check_installed
+from agl_core.config import RunConfig, S3Settings, check_settings
 from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError
 from agl_core.ledger.run import RunLedger, open_run
+from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.ledger.storage import open_storage
-from agl_core.ledger.verify import verify_run
+from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
+from deployments.interrupt import ends_promptly
 from deployments.store_command import store
 
 app = typer.Typer(
@@ -47,6 +48,12 @@ _answers = Console(width=None if sys.stdout.isatty() else 100)
 _log = Console(stderr=True)
 
 Ledger = Annotated[str, typer.Option(help="A local folder, or s3://bucket/prefix.")]
+S3CredentialsName = Annotated[
+    str | None,
+    typer.Option(help="Prefect block with S3 credentials, such as aws-credentials/NAME."),
+]
+S3EndpointUrl = Annotated[str | None, typer.Option(help="S3 endpoint, where it is not AWS.")]
+S3Region = Annotated[str | None, typer.Option(help="S3 region.")]
 RunId = Annotated[str, typer.Argument(help="Name of the run.")]
 
 
@@ -71,9 +78,13 @@ def run(
     if model is not None:
         settings = with_model(settings, model)
     try:
-        prepared = prepare_run(settings)
+        prepared = prepare_run(settings, _credentials(settings.s3))
     except AglError as error:  # whatever it is, nothing has been started
         raise ConfigError(str(error)) from error
+    storage = prepared.ledger.storage
+    if storage.uri.startswith("s3://"):
+        honoured = "honoured" if storage.conditional_put else "NOT honoured"
+        _log.print(f"Ledger {storage.uri}: can be written, conditional put is {honoured}")
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
         _show(prepared.ledger, settings.run_id)
         _answers.print(
@@ -87,10 +98,13 @@ def run(
         _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
     )
     with (
+        ends_promptly(_say_interrupted),
         display,
         connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
+        from prefect.exceptions import TerminationSignal
+
         from flows.training_run import training_run
 
         started = datetime.now(UTC)
@@ -104,7 +118,11 @@ def run(
                 raise
             return await drain(started)
 
-        if not asyncio.run(run_and_drain()):
+        try:
+            is_drained = asyncio.run(run_and_drain())
+        except TerminationSignal as error:
+            raise KeyboardInterrupt from error
+        if not is_drained:
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
     _show(prepared.ledger, settings.run_id)
 
@@ -129,6 +147,9 @@ def dataset_publish(
     name: Annotated[str, typer.Argument(help="Name of the dataset.")],
     data: Annotated[str, typer.Argument(help="JSON Lines file, each line one task.")],
     ledger: Ledger = str(STATE_FOLDER / "ledger"),
+    s3_credentials: S3CredentialsName = None,
+    s3_endpoint_url: S3EndpointUrl = None,
+    s3_region: S3Region = None,
 ) -> None:
     """Keep an immutable version of a dataset and tell the Prefect server, which may start a run.
 
@@ -137,7 +158,8 @@ def dataset_publish(
 
     Example: agl dataset publish calculator new_rows.jsonl
     """
-    uri = publish_dataset(open_storage(ledger), name, data)
+    access = _access(s3_credentials, s3_endpoint_url, s3_region)
+    uri = publish_dataset(open_storage(ledger, access), name, data, access)
     from prefect.events import emit_event
 
     emit_event(
@@ -149,27 +171,41 @@ def dataset_publish(
 
 
 @ledger_app.command("show")
-def ledger_show(run_id: RunId, ledger: Ledger = str(STATE_FOLDER / "ledger")) -> None:
+def ledger_show(
+    run_id: RunId,
+    ledger: Ledger = str(STATE_FOLDER / "ledger"),
+    s3_credentials: S3CredentialsName = None,
+    s3_endpoint_url: S3EndpointUrl = None,
+    s3_region: S3Region = None,
+) -> None:
     """Show a run's committed iterations.
 
     Example: agl ledger show calculator
     """
-    found = open_run(ledger, run_id)
+    found = open_run(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region))
     found.record()
     _show(found, run_id)
 
 
 @ledger_app.command("verify")
-def ledger_verify(run_id: RunId, ledger: Ledger = str(STATE_FOLDER / "ledger")) -> None:
+def ledger_verify(
+    run_id: RunId,
+    ledger: Ledger = str(STATE_FOLDER / "ledger"),
+    s3_credentials: S3CredentialsName = None,
+    s3_endpoint_url: S3EndpointUrl = None,
+    s3_region: S3Region = None,
+) -> None:
     """Hash every file of a run again and compare rows and counts with its manifests.
 
     Example: agl ledger verify calculator
     """
-    found = open_run(ledger, run_id)
+    found = open_run(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region))
     found.record()
     differences = verify_run(found)
     for line in differences:
         _answers.print(line)
+    for key in find_late(found):
+        _answers.print(f"{key} arrived after the commit; it is unused", soft_wrap=True)
     if differences:
         raise typer.Exit(1)
     _answers.print(
@@ -193,25 +229,52 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
         raise ConfigError(f"configuration {path} must be a mapping of settings")
     values |= {name: value for name, value in overrides.items() if value is not None}
     try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()
-        )
-        raise ConfigError(f"configuration {path}: {problems}") from error
+        return check_settings(RunConfig, values)
+    except ConfigError as error:
+        raise ConfigError(f"configuration {path}: {error}") from error
 
 
 def with_model(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration with another policy to start from.
 
     Raises:
-        ConfigError: A key of the algorithm's settings is set twice.
+        ConfigError: The algorithm is not installed here, or a key of its settings is set twice.
     """
+    check_installed()
     from agl_core.algorithm.verl.config import normalise  # hydra takes a moment
 
     settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
     algorithm = config.algorithm.model_copy(update={"config": settings})
     return config.model_copy(update={"algorithm": algorithm})
+
+
+def _access(credentials: str | None, endpoint_url: str | None, region: str | None) -> S3Access:
+    """Return the access to S3 that options ask for."""
+    values = {"credentials": credentials, "endpoint_url": endpoint_url, "region": region}
+    try:
+        s3 = check_settings(S3Settings, values)
+    except ConfigError as error:
+        raise ConfigError(f"S3 options: {error}") from error
+    return S3Access(s3, _credentials(s3))
+
+
+def _credentials(s3: S3Settings) -> S3Credentials | None:
+    """Return the credentials that settings name; Prefect is loaded only if they name some.
+
+    Raises:
+        ConfigError: There is no server to ask, or no such block.
+    """
+    if s3.credentials is None:
+        return None
+    from deployments.server import named_server
+
+    if named_server() is None:
+        raise ConfigError(
+            f"Prefect block {s3.credentials}: set PREFECT_API_URL to the server that has it"
+        )
+    from tasks.credentials import s3_credentials
+
+    return s3_credentials(s3)
 
 
 def _show(ledger: RunLedger, run_id: str) -> None:
@@ -222,13 +285,17 @@ def _show(ledger: RunLedger, run_id: str) -> None:
         _answers.print(f"Reward plot: {plot or ledger.plot_key}", soft_wrap=True)
 
 
+def _say_interrupted() -> None:
+    _log.show_cursor()
+    _log.print("agl: interrupted; the same command goes on where the ledger ends")
+
+
 def _log_to_stderr() -> None:
     """Show warnings, also of libraries that set their own loggers to a lower level.
 
     Not those of single flow runs and rollouts: they are in the Prefect UI and in the ledger, the
     summary of an iteration counts them, and an error that ends the run is shown at its end.
     """
-    logging.getLogger("agl_core").setLevel(logging.INFO)
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: not record.name.startswith(_QUIET_LOGGERS))
@@ -242,11 +309,6 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:
         app()
-    except KeyboardInterrupt:
-        _log.print("agl: interrupted; the same command goes on where the ledger ends")
-        # Servers and engines are stopped. Prefect's exit handlers would wait more than a minute
-        # for the server.
-        os._exit(130)
     except ConfigError as error:
         _log.print(f"agl: {error}", style="red", soft_wrap=True, markup=False)
         sys.exit(2)

@@ -39,7 +39,7 @@ CLIENT_SETTINGS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "agl_core",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "agl_core,flows",
     # The proxy and other threads log outside any flow run.
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_CLI_PROMPT": "false",
@@ -93,19 +93,31 @@ def connected_server(home: Path, while_starting: Callable[[], object]) -> Genera
         ConfigError: The named server does not answer.
         TransientError: The started one did not.
     """
-    for name, value in CLIENT_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    if url := os.environ.get("PREFECT_API_URL"):
-        if not _is_healthy(url):
-            raise ConfigError(
-                f"PREFECT_API_URL={url} does not answer: start that server, or unset the variable"
-            )
+    if url := named_server():
         while_starting()
         yield url
         return
     with prefect_server(home, while_starting=while_starting) as url:
         os.environ |= {"PREFECT_HOME": str(home.resolve()), "PREFECT_API_URL": url}
         yield url
+
+
+def named_server() -> str | None:
+    """Return the URL in `PREFECT_API_URL` once its server answers; None where it is not set.
+
+    Sets this process up as a client: call it before Prefect is imported.
+
+    Raises:
+        ConfigError: The server does not answer.
+    """
+    for name, value in CLIENT_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    url = os.environ.get("PREFECT_API_URL")
+    if url and not _is_healthy(url):
+        raise ConfigError(
+            f"PREFECT_API_URL={url} does not answer: start that server, or unset the variable"
+        )
+    return url
 
 
 async def drain(since: datetime, deadline_seconds: float = DRAIN_SECONDS) -> bool:

@@ -49,6 +49,8 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
         shards = [
             ShardRef(
                 ledger=ref.ledger,
+                s3=ref.s3,
+                conditional_put=rollouts.storage.conditional_put,
                 run_id=ref.run_id,
                 iteration=ref.iteration,
                 rollout_set=rollouts.name,

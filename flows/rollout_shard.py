@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 from agl_core.errors import LedgerError
 from agl_core.runner.shard import Shard, ShardRef, open_shard
+from flows.failure import fails_in_one_sentence
+from tasks.credentials import s3_credentials
+from tasks.logs import show_logs
 from tasks.rollout import rollout_task
 
 
@@ -23,15 +26,17 @@ class ShardSummary(BaseModel):
 
 
 @flow(name="rollout-shard", flow_run_name="{shard.name}", persist_result=False)
+@fails_in_one_sentence
 async def rollout_shard(shard: ShardRef) -> ShardSummary:
     """Run the rollouts of one claim.
 
     Raises:
         LedgerError: A rollout ended without a recorded outcome, or the ledger cannot be written.
     """
-    async with open_shard(shard) as running:
+    show_logs()
+    async with open_shard(shard, s3_credentials(shard.s3)) as running:
         artifact = await acreate_progress_artifact(
-            progress=0.0, description=f"rollouts of {shard.name}"
+            progress=0.0, key=f"{shard.run_id}-rollouts", description=shard.name
         )
 
         async def show(done: int, expected: int) -> None:

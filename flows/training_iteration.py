@@ -5,12 +5,14 @@ from prefect.runtime import flow_run
 
 from agl_core import progress
 from agl_core.types.training import PolicyRef
+from flows.failure import fails_in_one_sentence
 from flows.fan_out import roll_out
 from tasks import context
 from tasks.adapt import adapt
 from tasks.collect import collect
 from tasks.commit import commit, read_manifest
 from tasks.context import IterationRef
+from tasks.logs import show_logs
 from tasks.propose import TRAIN_SET, open_set, propose, state_before
 from tasks.publish import publish
 from tasks.report import report
@@ -22,6 +24,7 @@ from tasks.update import export, read_state, update
     flow_run_name="{ref.run_id}-{ref.iteration:06d}",
     persist_result=False,
 )
+@fails_in_one_sentence
 async def training_iteration(ref: IterationRef) -> str:
     """Run one iteration to its manifest and return the manifest's key; finished stages are not
     repeated.
@@ -29,6 +32,7 @@ async def training_iteration(ref: IterationRef) -> str:
     Inside `training_run` it uses that run's services; started on its own (a retry, say), it opens
     the run from its ledger and rebuilds the update worker from the last checkpoint.
     """
+    show_logs()
     async with context.opened_for(ref):
         proposed = propose(ref)
         policy = PolicyRef.model_validate(proposed.values["policy_in"])

@@ -1,16 +1,24 @@
 """N iterations of one run, continued from where the ledger ends."""
 
+import logging
+
 from prefect import flow, tags
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from agl_core import progress
-from agl_core.config import RunConfig
+from agl_core.config import RunConfig, check_settings
 from agl_core.preflight import PreparedRun, prepare_run
+from agl_core.terminal import plain_line
+from flows.failure import fails_in_one_sentence
 from flows.training_iteration import training_iteration
 from tasks import context
 from tasks.context import IterationRef
+from tasks.credentials import s3_credentials
+from tasks.logs import show_logs
 from tasks.plot import plot
+
+logger = logging.getLogger(__name__)
 
 
 class RunSummary(BaseModel):
@@ -24,6 +32,7 @@ class RunSummary(BaseModel):
 
 
 @flow(name="training-run", flow_run_name="{config.run_id}", persist_result=False)
+@fails_in_one_sentence
 async def training_run(
     config: RunConfig, train_data: str | None = None, new_run: bool = False
 ) -> RunSummary:
@@ -38,12 +47,22 @@ async def training_run(
     Raises:
         ConfigError: The configuration cannot be used, or the run exists with another one.
     """
+    show_logs()
     changes = {"train_data": train_data} if train_data else {}
     if new_run:
         scheduled = flow_run.scheduled_start_time.strftime("%Y%m%d-%H%M%S")
         changes["run_id"] = f"{config.run_id}-{scheduled}"
-    run = prepare_run(RunConfig.model_validate(config.model_dump() | changes))
+    config = check_settings(RunConfig, config.model_dump() | changes)
+    run = prepare_run(config, s3_credentials(config.s3))
     committed = run.ledger.committed()
+    logger.info(
+        "run=%s ledger=%s/%s: %d iterations, %d of them committed before",
+        run.ledger.run_id,
+        run.ledger.storage.uri,
+        run.ledger.prefix,
+        run.algorithm.num_iterations(run.start_state),
+        committed,
+    )
     for number in range(committed):
         progress.report(progress.IterationCommitted(run.ledger.manifest(number)))
     with tags(run.ledger.run_id):
@@ -58,8 +77,12 @@ async def _iterate(run: PreparedRun, committed: int) -> int:
     """Run iterations until the last committed state is the end; return how many are committed."""
     while not run.algorithm.done(run.state_after(committed)):
         ref = IterationRef(
-            ledger=run.ledger.storage.uri, run_id=run.ledger.run_id, iteration=committed
+            ledger=run.ledger.storage.uri,
+            s3=run.config.s3,
+            run_id=run.ledger.run_id,
+            iteration=committed,
         )
         await training_iteration(ref)
+        logger.info("%s", plain_line(run.ledger.manifest(committed)))
         committed += 1
     return committed

@@ -13,11 +13,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from agl_core.config import S3Settings
 from agl_core.errors import LedgerError
 from agl_core.ledger.run import open_run
+from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.stages import IterationLedger
 from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.serving.launch import ModelServer
+from tasks.credentials import s3_credentials
 
 _STATE_FOLDER = Path(".agl")
 
@@ -28,12 +31,20 @@ class IterationRef(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ledger: str
+    s3: S3Settings = S3Settings()
     run_id: str
     iteration: int
 
     def open(self) -> IterationLedger:
-        """Return the iteration's keys in the ledger."""
-        return open_run(self.ledger, self.run_id).iteration(self.iteration)
+        """Return the iteration's keys in the ledger, through the run that is open here.
+
+        Raises:
+            LedgerError: Another run is open in this process, or none.
+        """
+        ledger = current().run.ledger
+        if ledger.run_id != self.run_id:
+            raise LedgerError(f"run {ledger.run_id} is open in this process, not {self.run_id}")
+        return ledger.iteration(self.iteration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +87,10 @@ async def opened_for(ref: IterationRef) -> AsyncGenerator[None]:
     if _context.get() is not None:
         yield
         return
-    config = open_run(ref.ledger, ref.run_id).record().config
-    async with opened(prepare_run(config.model_copy(update={"ledger": ref.ledger}))):
+    credentials = s3_credentials(ref.s3)
+    record = open_run(ref.ledger, ref.run_id, S3Access(ref.s3, credentials)).record()
+    config = record.config.model_copy(update={"ledger": ref.ledger, "s3": ref.s3})
+    async with opened(prepare_run(config, credentials)):
         yield
 
 

@@ -21,9 +21,9 @@ async def plot(ledger: RunLedger) -> str:
         picture = reward_plot(manifests, title=f"run {ledger.run_id}")
         files.put_bytes(ledger.storage, ledger.plot_key, picture)
     await acreate_markdown_artifact(
-        key="run-report",
+        key=f"{ledger.run_id}-run",
         markdown=run_report(ledger, manifests),
-        description=f"{ledger.run_id}, {len(manifests)} iterations",
+        description=f"{len(manifests)} iterations",
     )
     return ledger.plot_key
 

@@ -13,7 +13,7 @@ from agl_core.errors import RolloutFailed, TransientError, UpstreamError
 async def is_transient(task: Any, task_run: Any, state: Any) -> bool:
     """Say whether another try of a stage may work (Prefect's retry condition)."""
     del task, task_run
-    error = await state.result(raise_on_failure=False)
+    error = await state.aresult(raise_on_failure=False)
     return isinstance(error, TransientError | UpstreamError)
 
 
@@ -22,7 +22,7 @@ def retries_kinds(kinds: frozenset[str]) -> Any:
 
     async def condition(task: Any, task_run: Any, state: Any) -> bool:
         del task, task_run
-        error = await state.result(raise_on_failure=False)
+        error = await state.aresult(raise_on_failure=False)
         return isinstance(error, RolloutFailed) and error.kind in kinds
 
     return condition

@@ -13,9 +13,9 @@ from tasks.policies import ledger_task
 async def report(ref: IterationRef) -> None:
     """Show an iteration's manifest as a page of the run."""
     await acreate_markdown_artifact(
-        key="iteration-report",
+        key=f"{ref.run_id}-iterations",
         markdown=iteration_report(read_manifest(ref), ref.ledger),
-        description=f"{ref.run_id} iteration {ref.iteration}",
+        description=f"iteration {ref.iteration}",
     )
 
 

@@ -30,9 +30,11 @@ from moto.server import ThreadedMotoServer  # noqa: E402
 from agl_core.config import RunConfig, ServingSettings  # noqa: E402
 from agl_core.identity import base_model  # noqa: E402
 from agl_core.ledger.run import RunLedger, open_run  # noqa: E402
+from agl_core.ledger.s3_access import S3Access  # noqa: E402
 from agl_core.ledger.storage import Storage, open_storage  # noqa: E402
 from agl_core.serving.launch import ModelServer  # noqa: E402
 from deployments.cli import read_config  # noqa: E402
+from tasks.credentials import s3_credentials  # noqa: E402
 
 CALCULATOR = Path("examples/calculator")
 
@@ -123,7 +125,7 @@ def train(config: RunConfig) -> RunLedger:
     from flows.training_run import training_run  # prefect: only where a test needs it
 
     asyncio.run(training_run(config))
-    return open_run(config.ledger, config.run_id)
+    return open_run(config.ledger, config.run_id, S3Access(config.s3, s3_credentials(config.s3)))
 
 
 @pytest.fixture(scope="session")

@@ -69,8 +69,11 @@ class ScriptedModelServer:
         self.headers: list[dict[str, str]] = []
         """Their headers."""
         self._failures: list[tuple[int, float | None]] = []
-        path = "/v1/chat/completions"
-        self._server = ThreadedServer(Starlette(routes=[Route(path, self._chat, methods=["POST"])]))
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/policy", self._policy, methods=["GET"]),
+        ]
+        self._server = ThreadedServer(Starlette(routes=routes))
 
     @property
     def base_url(self) -> str:
@@ -94,6 +97,11 @@ class ScriptedModelServer:
 
     def __exit__(self, *exc_info: object) -> None:
         self._server.stop()
+
+    async def _policy(self, _: Request) -> Response:
+        """As an engine server of ours, but without digests of tokenizer and chat template."""
+        served = {"version": self.policy_version, "weights_digest": self.weights_digest}
+        return JSONResponse(served)
 
     async def _chat(self, request: Request) -> Response:
         body = orjson.loads(await request.body())

@@ -72,7 +72,7 @@ def parse_literal(value: Any) -> Any:
 
 def as_dict(value: Any) -> dict[str, Any]:
     """Return a mapping as a dict, and anything else as an empty one."""
-    return dict(value) if isinstance(value, Mapping) else {}
+    return dict(value) if isinstance(value, dict | Mapping) else {}
 
 
 def as_list(value: Any) -> list[Any]:

@@ -3,13 +3,17 @@
 One call is often recorded several times: by the agent's client, which knows the agent but may not
 keep token ids, and by the proxy, which has the ids but stands beside the agent's spans. Spans with
 the same response id are one call, as is a span without one inside the span of a call. Such a call
-has its agent from one and its token ids from the other.
+has its agent from one and its token ids from the other. Spans that our proxy numbered differently
+are different calls, even where a server gives the same id twice.
 """
 
+import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 
 from agl_core.adapter.llm_call import Dialect, LLMCall, find_dialect, read_attributes
 from agl_core.adapter.rewards import CallPlace
@@ -154,7 +158,7 @@ def sort_out(
     is_agent = None if agent_match is None else re.compile(agent_match)
     kept: list[FoundCall] = []
     dropped: list[DroppedCall] = []
-    for group in sightings:
+    for group in chain.from_iterable(map(_split_by_number, sightings)):
         named = [sighting for sighting in group if sighting.has_name]
         agents = [s.agent for s in group if s.agent is not None]
         if is_agent is not None:
@@ -193,6 +197,29 @@ def in_order(calls: Sequence[FoundCall]) -> list[FoundCall]:
     if all(found.span.start_time is not None for found in calls):
         return sorted(calls, key=lambda f: (f.span.start_time or 0.0, f.span.sequence_id))
     return sorted(calls, key=lambda found: (found.span.sequence_id, found.position))
+
+
+def _split_by_number(group: Sequence[Sighting]) -> list[Sequence[Sighting]]:
+    """Return the spans of each of the proxy's numbers, each other span with the nearest of them."""
+    numbered: dict[int, list[Sighting]] = {}
+    for sighting in group:
+        if sighting.call.call_index is not None:
+            numbered.setdefault(sighting.call.call_index, []).append(sighting)
+    if len(numbered) < 2:
+        return [group]
+    starts = sorted((_start(spans[0]), number) for number, spans in numbered.items())
+    for sighting in group:
+        if sighting.call.call_index is None:
+            after = bisect_left(starts, (_start(sighting), -1))
+            near = starts[max(after - 1, 0) : after + 1]
+            _, number = min(near, key=lambda entry: abs(entry[0] - _start(sighting)))
+            numbered[number].append(sighting)
+    return list(numbered.values())
+
+
+def _start(sighting: Sighting) -> float:
+    start = sighting.span.start_time
+    return -math.inf if start is None else start
 
 
 def _main_sighting(group: Sequence[Sighting], agents: Sequence[str]) -> Sighting:

@@ -10,6 +10,7 @@ Only some of them carry token ids, and only where the server returned them and t
 kept them. Nothing here makes ids up: a call without them has None.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,7 +53,7 @@ class Tokens:
     response_ids: list[int] | None = None
     """[response_length] Ids that it sampled."""
     logprobs: list[float] | None = None
-    """[response_length] In nats; None unless there is one for each sampled id."""
+    """[response_length] In nats; None unless there is a finite one for each sampled id."""
 
     @property
     def is_complete(self) -> bool:
@@ -213,7 +214,7 @@ def _logprobs(recorded: Any) -> list[float] | None:
     values: list[Any] = []
     for entry in map(parse_json, as_list(parse_literal(recorded))):
         values.append(entry.get("logprob") if isinstance(entry, Mapping) else entry)
-    if values and set(map(type, values)) <= {int, float}:
+    if values and set(map(type, values)) <= {int, float} and all(map(math.isfinite, values)):
         return [float(value) for value in values]
     return None
 

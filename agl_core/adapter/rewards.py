@@ -18,9 +18,6 @@ from agl_core.adapter.attributes import as_dict, as_list, unflatten
 from agl_core.emitter.reward import DEFAULT_REWARD_NAME, final_reward, get_reward_value
 from agl_core.types.tracer import Span
 
-LINK_PREFIX = "agentlightning.link"
-"""`agentlightning.link.<i>.key_match|value_match`: what a span is about."""
-
 
 class RewardMatchPolicy(StrEnum):
     """Which calls a reward without a link may follow."""
@@ -181,7 +178,7 @@ class _LinkIndex:
 
     def find(self, span: Span) -> int | None:
         """Return the index of the last call that all links of a span match, or None."""
-        recorded = map(as_dict, as_list(unflatten(span.attributes, LINK_PREFIX)))
+        recorded = map(as_dict, as_list(unflatten(span.attributes, semconv.LINK_PREFIX)))
         links = [(str(link.get("key_match")), str(link.get("value_match"))) for link in recorded]
         if not links:
             return None

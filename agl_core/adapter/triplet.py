@@ -48,6 +48,7 @@ __all__ = [
     "DroppedCall",
     "EmittedReward",
     "LlmProxyTraceToTriplet",
+    "ReportingAdapter",
     "RewardMatchPolicy",
     "TraceTree",
     "TracerTraceToTriplet",
@@ -91,10 +92,11 @@ class AdaptResult:
     report: TripletReport
 
 
-class _ReportingAdapter(TraceToTripletBase):
-    """What both adapters share."""
+class ReportingAdapter(TraceToTripletBase):
+    """An adapter that accounts for every call and every reward."""
 
     warns_of_missing_ids = True
+    """Whether `adapt` warns of calls without token ids."""
 
     def adapt(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> list[Triplet]:
         """Return the attempt's triplets in the order of the calls; warn where some are missing.
@@ -132,7 +134,7 @@ class _ReportingAdapter(TraceToTripletBase):
         """
 
 
-class TracerTraceToTriplet(_ReportingAdapter):
+class TracerTraceToTriplet(ReportingAdapter):
     """Triplets from the spans of a tracer: the tree says which agent made a call."""
 
     def __init__(
@@ -189,7 +191,7 @@ class TracerTraceToTriplet(_ReportingAdapter):
         return AdaptResult(triplets, _make_report(spans, search, rewards))
 
 
-class LlmProxyTraceToTriplet(_ReportingAdapter):
+class LlmProxyTraceToTriplet(ReportingAdapter):
     """Triplets from the spans of a proxy alone, by sequence ids: no tree and no clock is read.
 
     Understood are the spans of our proxy and of LiteLLM's.

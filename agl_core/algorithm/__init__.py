@@ -3,6 +3,7 @@
 from typing import Any
 
 from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
+from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError
 
@@ -13,8 +14,10 @@ def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
     """Return the algorithm that a run's configuration names; nothing heavy is loaded yet.
 
     Raises:
-        ConfigError: The algorithm's settings cannot be used; the message names them.
+        ConfigError: The algorithm is not installed here, or its settings cannot be used; the
+            message names them.
     """
+    check_installed()
     from agl_core.algorithm.verl.algorithm import VERL
     from agl_core.algorithm.verl.config import normalise
 

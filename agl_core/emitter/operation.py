@@ -10,13 +10,12 @@ from typing import Any, Self, overload
 from agl_core import semconv
 from agl_core.emitter.emit import tracer_for
 from agl_core.tracer.attributes import (
-    AttributeValue,
     flatten_attributes,
     sanitize_attribute_values,
     to_plain,
 )
 from agl_core.tracer.recording import SpanRecording
-from agl_core.types.tracer import SpanCoreFields
+from agl_core.types.tracer import AttributeValue, SpanCoreFields
 
 AnyFunction = Callable[..., Any]
 
@@ -110,21 +109,26 @@ class OperationContext:
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
         """Record inputs: positional ones under `args.<i>`, the others under their names."""
-        positional = {"args": list(args)} if args else {}
+        positional = {"args": _indexed(args)} if args else {}
         self._record(semconv.OPERATION_INPUT, {**positional, **kwargs})
 
     def set_parameters(
         self, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Record the arguments of a call under the names of its parameters, `self` left out."""
+        """Record the arguments of a call under the names of its parameters, `self` left out, those
+        of `*args` with their number.
+        """
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:  # the call itself will say what is wrong
             return
         named: dict[str, Any] = {}
         for name, value in bound.items():
-            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            kind = signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
                 named |= value
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                named[name] = _indexed(value)
             elif name not in ("self", "cls"):
                 named[name] = value
         self._record(semconv.OPERATION_INPUT, named)
@@ -148,6 +152,10 @@ class OperationContext:
         if self._recording is None:
             raise RuntimeError("the operation has not begun: use `with operation(...) as op:`")
         return self._recording
+
+
+def _indexed(values: Sequence[Any]) -> dict[str, Any]:
+    return {str(number): value for number, value in enumerate(values)}
 
 
 def _named(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:

@@ -100,14 +100,15 @@ def get_reward_value(span: SpanLike) -> float | None:
     """Return the primary reward that a span records, or None.
 
     Understood, in this order: our attributes, AgentOps task and entity outputs
-    (`{"type": "reward", "value": ...}`), and the attribute `reward` of an annotation (Agent
-    Lightning 0.2).
+    (`{"type": "reward", "value": ...}`), the attribute `reward` of an annotation (Agent Lightning
+    0.2), and the score of an OpenTelemetry evaluation.
     """
     attributes = span.attributes or {}
     candidates = [attributes.get(semconv.PRIMARY_REWARD_VALUE)]
     candidates += [_agentops_reward(attributes.get(name)) for name in _AGENTOPS_OUTPUTS]
     if span.name == semconv.ANNOTATION_SPAN:
         candidates.append(attributes.get("reward"))
+    candidates.append(attributes.get(semconv.EVALUATION_SCORE))
     for candidate in candidates:
         if isinstance(candidate, int | float):
             return float(candidate)

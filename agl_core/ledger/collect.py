@@ -24,7 +24,8 @@ def collect_set(
     Spans are copied one flush at a time.
 
     Raises:
-        TraceError: A model call was served by another version or other weights than the policy's.
+        TraceError: A model call was served by another version or other weights than the policy's
+            (the proxy refuses such answers).
     """
     outcomes = rollouts.outcomes()
     stage.put_table("outcomes", outcomes)

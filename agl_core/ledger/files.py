@@ -38,6 +38,11 @@ def sha256_of_bytes(data: bytes) -> str:
 def put_bytes(storage: Storage, key: str, data: bytes, rows: int | None = None) -> FileRef:
     """Write a new key and return its reference."""
     storage.write_once(key, data)
+    return reference(key, data, rows)
+
+
+def reference(key: str, data: bytes, rows: int | None = None) -> FileRef:
+    """Return the reference of a key with this content."""
     return FileRef(key=key, sha256=sha256_of_bytes(data), size_bytes=len(data), rows=rows)
 
 
@@ -104,10 +109,15 @@ def _verify(path: Path, ref: FileRef) -> None:
 
 
 def put_table(storage: Storage, key: str, table: pa.Table) -> FileRef:
-    """Write a table as one Parquet file (zstd)."""
+    """Write a table as one Parquet file."""
+    return put_bytes(storage, key, table_bytes(table), rows=table.num_rows)
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    """Return a table as the content of a Parquet file (zstd)."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    return put_bytes(storage, key, sink.getvalue().to_pybytes(), rows=table.num_rows)
+    return sink.getvalue().to_pybytes()
 
 
 class TableWriter:

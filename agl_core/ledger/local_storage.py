@@ -1,9 +1,11 @@
 """The ledger in a local folder: a hard link makes each key appear whole, once."""
 
+import errno
 import os
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +25,10 @@ class LocalStorage:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().resolve()
         self.uri = str(self.root)
+
+    def probe(self) -> bool:
+        """Return True: a link fails where the name exists."""
+        return self.conditional_put
 
     def read(self, key: str) -> bytes:
         """Return the whole content of a small file."""
@@ -69,6 +75,7 @@ class LocalStorage:
 
     def _publish(self, key: str, fill: Callable[[BinaryIO], object]) -> None:
         path = self._path(key)
+        new_folders = [folder for folder in path.parents if not folder.exists()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Not mkstemp, whose files only their owner may read.
@@ -87,7 +94,18 @@ class LocalStorage:
                 f"ledger {self.uri}: {key} exists; keys are written once"
             ) from error
         except OSError as error:
-            raise LedgerError(f"ledger {self.uri}: cannot write {key}: {error.strerror}") from error
+            for folder in new_folders:
+                with suppress(OSError):  # not made, or another writer's file is in it by now
+                    folder.rmdir()
+            raise LedgerError(
+                f"ledger {self.uri}: cannot write {key}: {error.strerror}{_next_step(error)}"
+            ) from error
+
+
+def _next_step(error: OSError) -> str:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    return ". Make room there and start the run again: it goes on where its ledger ends"
 
 
 class _KeyTaken(Exception):  # noqa: N818 - a verdict of this module

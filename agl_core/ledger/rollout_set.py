@@ -132,8 +132,7 @@ class RolloutSet:
         """
         latest = self.deciding_claims()
         tables: list[pa.Table] = []
-        for claim, stem in self._chunk_stems():
-            table = files.read_table(self.storage, f"{stem}.outcomes.parquet", OUTCOMES)
+        for claim, _, table in self._flushed_outcomes():
             counts = pa.array([latest[i] == claim for i in table["index"].to_pylist()], pa.bool_())
             final = pc.and_(table["final"], counts)
             position = table.schema.get_field_index("final")
@@ -154,11 +153,26 @@ class RolloutSet:
     def iter_spans(self) -> Iterator[pa.Table]:
         """Yield the spans of deciding claims (schema `SPANS`), one flush at a time."""
         latest = self.deciding_claims()
-        for claim, stem in self._chunk_stems():
+        for claim, stem, outcomes in self._flushed_outcomes():
+            counted = {index for index in outcomes["index"].to_pylist() if latest[index] == claim}
             key = f"{stem}.spans.parquet"
             for table in files.iter_tables(self.storage, key, SPANS):
-                counts = [latest[index] == claim for index in table["index"].to_pylist()]
+                counts = [index in counted for index in table["index"].to_pylist()]
                 yield table.filter(pa.array(counts, pa.bool_()))
+
+    def _flushed_outcomes(self) -> Iterator[tuple[int, str, pa.Table]]:
+        """Yield claim number, key stem and outcomes of every complete flush, in order.
+
+        A flush whose success the shard was never told of was written again under the next number:
+        each rollout counts in the first flush of its claim that has it.
+        """
+        seen: set[tuple[int, int]] = set()
+        for claim, stem in self._chunk_stems():
+            table = files.read_table(self.storage, f"{stem}.outcomes.parquet", OUTCOMES)
+            indices = table["index"].to_pylist()
+            is_new = pa.array([(claim, index) not in seen for index in indices], pa.bool_())
+            seen.update((claim, index) for index in indices)
+            yield claim, stem, table.filter(is_new)
 
     def _claim_key(self, number: int) -> str:
         return f"{self.prefix}claims/{number:04d}.json"

@@ -7,7 +7,8 @@ runs/<run_id>/
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from agl_core.errors import ConfigError
 from agl_core.ledger import files
 from agl_core.ledger.digest import table_digest
 from agl_core.ledger.manifest import Manifest
+from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.storage import Storage, open_storage
 from agl_core.ledger.tables import DATASET
@@ -33,6 +35,17 @@ class DatasetRef(BaseModel):
     """Of the rows, whatever file held them."""
     rows: int
     file: FileRef
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset on its way to the ledger."""
+
+    ref: DatasetRef
+    content: bytes
+    """Of its file."""
+    is_kept: bool
+    """Whether the file is there already."""
 
 
 class BaseModelRecord(BaseModel):
@@ -62,6 +75,7 @@ class RunRecord(BaseModel):
     packages: dict[str, str]
     """Versions of the packages that shape results."""
     conditional_put: bool
+    """Whether the ledger's store itself refuses second writes, as found by the first preflight."""
     created: float
 
 
@@ -93,30 +107,27 @@ class RunLedger:
         """Return the keys of one iteration."""
         return IterationLedger(self.storage, self.run_id, number)
 
-    def put_dataset(self, name: str, rows: Sequence[str]) -> DatasetRef:
-        """Keep a dataset's rows (JSON texts); the same rows are kept once."""
+    def dataset(self, name: str, rows: Sequence[str]) -> Dataset:
+        """Return JSON texts as the dataset that `start` keeps; the same rows are kept once."""
         table = pa.table({"row": range(len(rows)), "input": list(rows)}, schema=DATASET)
         digest = table_digest(table, ["row", "input"])
         key = f"{self.prefix}data/{name}-{digest.removeprefix('sha256:')[:16]}.parquet"
-        if self.storage.exists(key):
-            data = self.storage.read(key)
-            file = FileRef(
-                key=key,
-                sha256=files.sha256_of_bytes(data),
-                size_bytes=len(data),
-                rows=len(rows),
-            )
-        else:
-            file = files.put_table(self.storage, key, table)
-        return DatasetRef(digest=digest, rows=len(rows), file=file)
+        is_kept = self.storage.exists(key)
+        content = self.storage.read(key) if is_kept else files.table_bytes(table)
+        file = files.reference(key, content, rows=len(rows))
+        return Dataset(DatasetRef(digest=digest, rows=len(rows), file=file), content, is_kept)
 
-    def start(self, record: RunRecord) -> RunRecord:
-        """Write the identity, or return the one that is there if this is the same run.
+    def start(self, record: RunRecord, datasets: Iterable[Dataset] = ()) -> RunRecord:
+        """Write the datasets, then the identity; return the one that is there if it is the same.
 
         Raises:
-            ConfigError: The run exists with another identity; the message names what differs.
+            ConfigError: The run exists with another identity; the message names what differs, and
+                nothing was written.
         """
         if not self.exists():
+            for dataset in datasets:
+                if not dataset.is_kept:
+                    self.storage.write_once(dataset.ref.file.key, dataset.content)
             files.put_json(self.storage, self.record_key, record.model_dump(mode="json"))
             return record
         recorded = self.record()
@@ -147,15 +158,17 @@ class RunLedger:
         return [self.manifest(number) for number in range(self.committed())]
 
 
-def open_run(ledger: str, run_id: str) -> RunLedger:
-    """Return the keys of a run that need not exist yet.
+def open_run(
+    ledger: str, run_id: str, access: S3Access = ENVIRONMENT, *, conditional_put: bool = True
+) -> RunLedger:
+    """Return the keys of a run that need not exist yet; see `open_storage`.
 
     Raises:
-        ConfigError: The id is not one that a run can have.
+        ConfigError: The id is not one that a run can have, or the ledger's address is wrong.
     """
     if not re.fullmatch(RUN_ID_PATTERN, run_id):
         raise ConfigError(f"run id {run_id!r}: use lowercase letters, digits and dashes")
-    return RunLedger(open_storage(ledger), run_id)
+    return RunLedger(open_storage(ledger, access, conditional_put=conditional_put), run_id)
 
 
 def _identity(record: RunRecord) -> dict[str, Any]:
@@ -163,7 +176,7 @@ def _identity(record: RunRecord) -> dict[str, Any]:
 
     Where it runs (ledger address, serving) and how its rollouts are spread may change.
     """
-    config = record.config.model_dump(mode="json", exclude={"ledger", "serving", "rollout"})
+    config = record.config.model_dump(mode="json", exclude={"ledger", "s3", "serving", "rollout"})
     config["rollout"] = {"timeout_seconds": record.config.rollout.timeout_seconds}
     return {
         "config": config,

@@ -1,76 +1,125 @@
 """The ledger in a bucket, through s3fs: `If-None-Match: *` makes each key appear whole, once.
 
-Endpoint, region and credentials come from the environment by the names that botocore reads
-(`AWS_ENDPOINT_URL`, `AWS_DEFAULT_REGION`, `AWS_ACCESS_KEY_ID`, ...).
+A request whose reply is lost is sent again, by botocore or by s3fs, and then meets its own result.
+So each write carries a nonce in the object's metadata: a key that exists with our nonce is ours.
 """
 
+import io
+import logging
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import s3fs
-from botocore.exceptions import BotoCoreError
 
 from agl_core.errors import ConflictError, LedgerError
+from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
+from agl_core.ledger.s3_errors import (
+    S3_ERRORS,
+    ledger_error,
+    may_have_been_done,
+    says_exists,
+    says_not_implemented,
+)
 from agl_core.ledger.storage import check_key
 
-# s3fs translates what the store answers to OSError or ValueError; no answer stays botocore's.
-_S3_ERRORS = (OSError, ValueError, BotoCoreError)
+logger = logging.getLogger(__name__)
+
+_PART_BYTES = 50 << 20
+"""Of a multipart upload; files of less than two parts go in one request."""
+_NONCE = "agl-write"
+_PROBE_KEY = "probes/conditional-put"
 
 
 class S3Storage:
     """Write-once objects below `s3://bucket/prefix` (the `Storage` protocol).
 
-    `conditional_put` is probed at construction: some stores accept `If-None-Match` and ignore it.
-
-    Raises:
-        LedgerError: The bucket cannot be written (missing, no permission, wrong credentials).
+    Some stores ignore `If-None-Match`. Without `conditional_put` each write first looks whether the
+    key exists; two writers at the same moment are then not told apart.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(
+        self, uri: str, access: S3Access = ENVIRONMENT, *, conditional_put: bool = True
+    ) -> None:
         self.uri = uri.rstrip("/")
+        self.conditional_put = conditional_put
+        self._access = access
         self._root = self.uri.removeprefix("s3://")
-        self._fs: Any = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
-        self.conditional_put = self._probe()
+        self._bucket = self._root.partition("/")[0]
+        self._fs: Any = s3fs.S3FileSystem(
+            use_listings_cache=False, skip_instance_cache=True, **access.options()
+        )
+
+    def probe(self) -> bool:
+        """Write a small object twice, without a condition where the store knows none.
+
+        The object stays: the next probe is one refused write, and needs no right to delete.
+        """
+        try:
+            honoured = self._refuses_second_write(f"{self._root}/{_PROBE_KEY}")
+        except S3_ERRORS as error:
+            raise self._error(error, "write there") from error
+        self.conditional_put = honoured
+        if honoured:
+            logger.info("ledger %s: can be written; conditional put is honoured", self.uri)
+        else:
+            logger.warning(
+                "ledger %s: can be written; conditional put is NOT honoured, so two processes that "
+                "write a key at the same moment are not told apart: run each run in one place only",
+                self.uri,
+            )
+        return honoured
 
     def read(self, key: str) -> bytes:
         """Return the whole content of a small object."""
         path = self._path(key)
         try:
-            return cast("bytes", self._fs.cat_file(path))
-        except _S3_ERRORS as error:
-            raise LedgerError(f"ledger {self.uri}: cannot read {key}: {error}") from error
+            # Concurrent reads would begin with a request for the size.
+            return cast("bytes", self._fs.cat_file(path, max_concurrency=1))
+        except S3_ERRORS as error:
+            raise self._error(error, f"read {key}") from error
 
     def open(self, key: str) -> BinaryIO:
         """Return a seekable reader that fetches the ranges it needs."""
         path = self._path(key)
         try:
-            return cast("BinaryIO", self._fs.open(path, "rb"))
-        except _S3_ERRORS as error:
-            raise LedgerError(f"ledger {self.uri}: cannot read {key}: {error}") from error
+            file = self._fs.open(path, "rb")
+        except S3_ERRORS as error:
+            raise self._error(error, f"read {key}") from error
+        return io.BufferedReader(_Reader(file, lambda error: self._error(error, f"read {key}")))
 
     def write_once(self, key: str, data: bytes) -> None:
         """Write a new object."""
-        self._create(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
+        self._create(
+            key,
+            lambda path, options: self._fs.pipe_file(path, data, chunksize=_PART_BYTES, **options),
+        )
 
     def put_file(self, key: str, path: Path) -> None:
         """Write a new object from a local file; large ones by multipart upload."""
-        self._create(key, lambda target: self._fs.put_file(str(path), target, mode="create"))
+        self._create(
+            key,
+            lambda target, options: self._fs.put_file(
+                str(path), target, chunksize=_PART_BYTES, **options
+            ),
+        )
 
     def exists(self, key: str) -> bool:
         """Say whether the object has been written."""
         path = self._path(key)
         try:
-            return bool(self._fs.exists(path))
-        except _S3_ERRORS as error:
-            raise LedgerError(f"ledger {self.uri}: cannot look for {key}: {error}") from error
+            return self._head(path) is not None
+        except S3_ERRORS as error:
+            raise self._error(error, f"look for {key}") from error
 
     def list(self, prefix: str) -> list[str]:
         """Return all keys that start with a prefix ending in `/`, sorted."""
         try:
-            found = cast("list[str]", self._fs.find(f"{self._root}/{prefix}"))
-        except _S3_ERRORS as error:
-            raise LedgerError(f"ledger {self.uri}: cannot list {prefix}: {error}") from error
+            # With the prefix as a part of the path, s3fs looks for a file where it finds none.
+            found = cast("list[str]", self._fs.find(self._root, prefix=prefix))
+        except S3_ERRORS as error:
+            raise self._error(error, f"list {prefix}") from error
         return sorted(path.removeprefix(f"{self._root}/") for path in found)
 
     def local_path(self, key: str) -> Path | None:
@@ -81,30 +130,83 @@ class S3Storage:
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
 
-    def _create(self, key: str, put: Any) -> None:
-        path = self._path(key)
-        if not self.conditional_put and self.exists(key):
-            raise ConflictError(f"ledger {self.uri}: {key} exists; keys are written once")
+    def _head(self, path: str) -> dict[str, Any] | None:
+        """Return what the store says about an object; None where there is none."""
+        key = path.removeprefix(f"{self._bucket}/")
         try:
-            put(path)
-        except FileExistsError as error:
-            raise ConflictError(
-                f"ledger {self.uri}: {key} exists; keys are written once"
-            ) from error
-        except _S3_ERRORS as error:
-            raise LedgerError(f"ledger {self.uri}: cannot write {key}: {error}") from error
+            return self._fs.call_s3("head_object", Bucket=self._bucket, Key=key)
+        except FileNotFoundError:
+            return None
 
-    def _probe(self) -> bool:
-        """Write one object twice and say whether the second write was refused."""
-        path = f"{self._root}/probes/{uuid.uuid4().hex}"
+    def _create(self, key: str, put: Callable[[str, dict[str, Any]], object]) -> None:
+        path = self._path(key)
+        nonce = uuid.uuid4().hex
+        options = {"mode": "create" if self.conditional_put else "overwrite"}
+        if not self.conditional_put and self.exists(key):
+            raise self._conflict(key)
         try:
-            self._fs.pipe_file(path, b"probe", mode="create")
-            try:
-                self._fs.pipe_file(path, b"again", mode="create")
-            except FileExistsError:
+            put(path, options | {"Metadata": {_NONCE: nonce}})
+        except S3_ERRORS as error:
+            if may_have_been_done(error) and self._has_nonce(path, nonce):
+                return
+            if says_exists(error):
+                raise self._conflict(key) from error
+            raise self._error(error, f"write {key}") from error
+
+    def _has_nonce(self, path: str, nonce: str) -> bool:
+        """Say whether the object is the one that a write with this nonce made."""
+        try:
+            found = self._head(path)
+        except S3_ERRORS:
+            return False  # the error of the write says more
+        return found is not None and found.get("Metadata", {}).get(_NONCE) == nonce
+
+    def _refuses_second_write(self, path: str) -> bool:
+        try:
+            for _ in range(2):
+                self._fs.pipe_file(path, b"", mode="create")
+        except S3_ERRORS as error:
+            if says_exists(error):
                 return True
-            finally:
-                self._fs.rm_file(path)
-        except _S3_ERRORS as error:
-            raise LedgerError(f"ledger {self.uri}: cannot write there: {error}") from error
+            if not says_not_implemented(error):
+                raise
+            self._fs.pipe_file(path, b"")
         return False
+
+    def _conflict(self, key: str) -> ConflictError:
+        return ConflictError(f"ledger {self.uri}: {key} exists; keys are written once")
+
+    def _error(self, error: BaseException, doing: str) -> LedgerError:
+        return ledger_error(error, self.uri, doing, self._access)
+
+
+class _Reader(io.RawIOBase):
+    """An open object whose failed requests are errors of the ledger."""
+
+    def __init__(self, file: Any, as_ledger_error: Callable[[BaseException], LedgerError]) -> None:
+        self._file = file
+        self._as_ledger_error = as_ledger_error
+
+    def readable(self) -> bool:
+        """Say that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say that it can be read from any position."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position and return it."""
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer and return the number of bytes."""
+        try:
+            return self._file.readinto(buffer)
+        except S3_ERRORS as error:
+            raise self._as_ledger_error(error) from error
+
+    def close(self) -> None:
+        """Close the object's file."""
+        self._file.close()
+        super().close()

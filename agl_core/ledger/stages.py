@@ -10,11 +10,9 @@ runs/<run_id>/iterations/000003/
 
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agl_core.ledger import files
 from agl_core.ledger.storage import Storage
+from agl_core.scratch import scratch_folder
 from agl_core.types.training import FileRef, FolderRef
 
 logger = logging.getLogger(__name__)
@@ -161,11 +160,10 @@ class IterationLedger:
         """Run one try of a stage; its record is written when the block ends without an error."""
         started, clock = time.time(), time.monotonic()
         number = self._next_attempt(stage)
-        local = Path(tempfile.mkdtemp(prefix=f"agl-{stage}-"))
-        attempt = StageAttempt(
-            storage=self.storage, prefix=f"{self.prefix}{stage}/a{number}/", local=local
-        )
-        try:
+        with scratch_folder(stage) as local:
+            attempt = StageAttempt(
+                storage=self.storage, prefix=f"{self.prefix}{stage}/a{number}/", local=local
+            )
             yield attempt
             record = StageRecord(
                 stage=stage,
@@ -184,11 +182,8 @@ class IterationLedger:
                 self.iteration,
                 stage,
                 record.seconds,
-                record.values,
+                _in_short(record.values),
             )
-        finally:
-            # A thread that a cancellation left behind may still write there.
-            shutil.rmtree(local, ignore_errors=True)
 
     def _record_key(self, stage: str) -> str:
         return f"{self.prefix}stages/{stage}.json"
@@ -198,3 +193,18 @@ class IterationLedger:
         prefix = f"{self.prefix}{stage}/"
         tries = {key.removeprefix(prefix).split("/")[0] for key in self.storage.list(prefix)}
         return 1 + max((int(name[1:]) for name in tries if name[1:].isdigit()), default=0)
+
+
+def _in_short(values: Mapping[str, Any]) -> str:
+    """Return a stage's facts as one line: numbers and names, not lists of files."""
+    return ", ".join(_facts(values))
+
+
+def _facts(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _facts(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{name}={value:.4g}"
+        elif isinstance(value, int | str):
+            yield f"{prefix}{name}={value}"

@@ -15,7 +15,9 @@ A crash may leave temporary files or unfinished multipart uploads; they are neve
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from agl_core.config import S3Settings
 from agl_core.errors import ConfigError
+from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 
 
 class Storage(Protocol):
@@ -24,7 +26,19 @@ class Storage(Protocol):
     uri: str
     """Root of the store, a local path or `s3://bucket/prefix`."""
     conditional_put: bool
-    """Whether the store itself refuses a second write of a key."""
+    """Whether the store itself refuses a second write of a key; what `probe` found, or what the
+    opener was told."""
+
+    def probe(self) -> bool:
+        """Find out whether the store can be written and refuses second writes itself.
+
+        Returns:
+            The new value of `conditional_put`.
+
+        Raises:
+            LedgerError: It cannot be written.
+        """
+        ...
 
     def read(self, key: str) -> bytes:
         """Return the whole content of a small file.
@@ -81,16 +95,26 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(uri: str) -> Storage:
-    """Return the storage behind a local path or an `s3://bucket/prefix` URI.
+def open_storage(
+    uri: str, access: S3Access = ENVIRONMENT, *, conditional_put: bool = True
+) -> Storage:
+    """Return the storage behind a local path or an `s3://bucket/prefix` URI; nothing is asked of it
+    yet.
+
+    Args:
+        uri: Where it is.
+        access: How S3 is reached.
+        conditional_put: What the preflight found out about an S3 store.
 
     Raises:
-        ConfigError: The URI has another scheme.
+        ConfigError: The URI has another scheme, or settings of S3 come with a local path.
     """
     if uri.startswith("s3://"):
         from agl_core.ledger.s3_storage import S3Storage
 
-        return S3Storage(uri)
+        return S3Storage(uri, access, conditional_put=conditional_put)
+    if access.settings != S3Settings():
+        raise ConfigError(f"s3: settings of an s3:// ledger; this one is {uri}")
     if "://" in uri and not uri.startswith("file://"):
         raise ConfigError(f"ledger {uri!r}: use a local folder or s3://bucket/prefix")
     from agl_core.ledger.local_storage import LocalStorage

@@ -2,6 +2,7 @@
 recomputed, each iteration starting from what the one before it made.
 """
 
+import re
 from collections.abc import Iterator
 
 from agl_core.ledger import files
@@ -40,6 +41,27 @@ def verify_run(ledger: RunLedger) -> list[str]:
     return found
 
 
+def find_late(ledger: RunLedger) -> list[str]:
+    """Return the keys that shards flushed after their iteration was committed.
+
+    A shard that was given up may live on (a zombie). What it writes then was never read, so it is
+    no difference.
+    """
+    found: list[str] = []
+    for manifest in ledger.manifests():
+        iteration = ledger.iteration(manifest.iteration)
+        listed = {file.key for file in manifest.files}
+        late = set(ledger.storage.list(f"{iteration.prefix}rollouts/")) - listed
+        found.extend(sorted(key for key in late if _claim_of(key) in listed))
+    return found
+
+
+def _claim_of(key: str) -> str | None:
+    """Return the key of the claim that a chunk belongs to; None where the key is no chunk's."""
+    chunk = re.fullmatch(r"(.*/rollouts/[^/]+/)chunks/(\d+)-\d+\.(spans|outcomes)\.parquet", key)
+    return f"{chunk[1]}claims/{chunk[2]}.json" if chunk else None
+
+
 def _find_gap(ledger: RunLedger, committed: int) -> Iterator[str]:
     """Yield the manifests behind one that is missing."""
     for key in ledger.storage.list(f"{ledger.prefix}iterations/"):
@@ -52,7 +74,7 @@ def _verify_files(ledger: RunLedger, manifest: Manifest) -> Iterator[str]:
     iteration = ledger.iteration(manifest.iteration)
     listed = {file.key for file in manifest.files} | {iteration.manifest_key}
     for key in ledger.storage.list(iteration.prefix):
-        if key not in listed:
+        if key not in listed and _claim_of(key) not in listed:
             yield f"{key} is not in the manifest of iteration {manifest.iteration}"
     for file in manifest.files:
         yield from _verify_file(ledger.storage, file)

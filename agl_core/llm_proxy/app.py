@@ -28,6 +28,7 @@ from agl_core.errors import TraceError, UpstreamError
 from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamTimeout
 from agl_core.tracer.base import ModelCall, Tracer
+from agl_core.types.training import PolicyRef
 
 CHAT_PATH = "/rollout/{rollout_id}/attempt/{attempt_id}/v1/chat/completions"
 _PASSED_HEADERS = ("retry-after", "x-request-id")
@@ -42,6 +43,8 @@ class ProxyConfig:
     rollout_seeds: Mapping[str, int] = field(default_factory=dict[str, int])
     """Seed of each rollout, for its calls that bring none; else a rollout is seeded by its id."""
     backend_api_key: str | None = None
+    policy: PolicyRef | None = None
+    """What must answer; a call that other weights served is refused. None lets any answer."""
     token: str | None = None
     """What agents must send as their API key; None where only this machine can connect."""
     deadline_seconds: float = 600.0
@@ -101,6 +104,10 @@ class ChatProxy:
             raise Refusal(400, reason, "unsupported")
         reply = await _while_connected(request, self._forward(asked))
         call.span.set_attribute(semconv.HTTP_STATUS, reply.status)
+        policy = self._config.policy
+        if policy and (reason := capture.find_other_policy(policy, asked, reply)):
+            # 503: neither the agent's mistake nor for ever.
+            raise Refusal(503, reason, "other_policy")
         if reply.status != 200:
             _fail(call.span, f"the model server answered HTTP {reply.status}")
             return _passed_through(reply)

@@ -13,11 +13,14 @@ from typing import Any
 import orjson
 
 from agl_core import semconv
+from agl_core.llm_proxy.upstream import UpstreamReply
+from agl_core.types.training import PolicyRef
 
 JsonObject = dict[str, Any]
 
 POLICY_VERSION_HEADER = "x-agl-policy-version"
 WEIGHTS_DIGEST_HEADER = "x-agl-weights-digest"
+_POLICY_HEADERS = (POLICY_VERSION_HEADER, WEIGHTS_DIGEST_HEADER)
 NO_TOKEN_IDS = "no token ids in the answer"
 
 
@@ -81,6 +84,23 @@ def response_attributes(answer: JsonObject, headers: Mapping[str, str]) -> dict[
             semconv.POLICY_VERSION: headers.get(POLICY_VERSION_HEADER),
             semconv.WEIGHTS_DIGEST: headers.get(WEIGHTS_DIGEST_HEADER),
         }
+    )
+
+
+def find_other_policy(policy: PolicyRef, body: JsonObject, reply: UpstreamReply) -> str | None:
+    """Return why an answer does not come from the policy that it should, or None.
+
+    The model server may have been given other weights meanwhile, by another run that shares it.
+    """
+    served = {name: reply.headers.get(name) for name in _POLICY_HEADERS}
+    expected = dict(zip(_POLICY_HEADERS, (policy.version, policy.weights_digest), strict=True))
+    is_gone = reply.status == 404 and body.get("model") == policy.version
+    if not is_gone and (reply.status != 200 or served == expected):
+        return None
+    found = "not that" if is_gone else " with weights ".join(map(str, served.values()))
+    return (
+        f"this rollout is for {policy.version} with weights {policy.weights_digest}, the model "
+        f"server serves {found}: does another run use the server?"
     )
 
 

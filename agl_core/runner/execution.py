@@ -74,7 +74,8 @@ async def run_coroutine(
             within the grace either.
     """
     # Not a TaskGroup: that would wait for ever for a coroutine that swallows its cancellation.
-    task = asyncio.create_task(coroutine)
+    task = asyncio.create_task(_without_exit(coroutine))
+    task.add_done_callback(lambda _: coroutine.close())  # cancelled before it began
     try:
         await asyncio.wait({task}, timeout=timeout_seconds)
     except asyncio.CancelledError:
@@ -84,6 +85,21 @@ async def run_coroutine(
         return task.result()
     await _cancel(task, leaks, grace_seconds)
     raise DeadlineExceeded
+
+
+async def _without_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await it; its `sys.exit` ends the agent, not the event loop."""
+    try:
+        return await coroutine
+    except SystemExit as error:
+        raise _contained(error) from error
+
+
+def _contained(error: SystemExit | StopIteration) -> RuntimeError:
+    """Return an error in place of one that would not stay in a future: asyncio lets a SystemExit
+    end the event loop, and a future with a StopIteration would never end.
+    """
+    return RuntimeError(f"the agent raised {type(error).__name__}: {error}".removesuffix(": "))
 
 
 async def _cancel(task: asyncio.Task[Any], leaks: LeakCounter, grace_seconds: float) -> None:
@@ -130,11 +146,10 @@ def _resolve(future: Future[Any], context: contextvars.Context, call: Callable[[
     """Call it and let the future have what comes of it."""
     try:
         result = context.run(call)
-    except StopIteration as error:
-        # A StopIteration cannot travel through an asyncio future, which would never end.
-        stopped = RuntimeError("the agent raised StopIteration")
-        stopped.__cause__ = error
-        future.set_exception(stopped)
+    except (StopIteration, SystemExit) as error:
+        contained = _contained(error)
+        contained.__cause__ = error
+        future.set_exception(contained)
     except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
         future.set_exception(error)
     else:

@@ -1,8 +1,8 @@
 """Run one attempt at one rollout: agent, tracer, deadline -> outcome and spans.
 
-This is the one place where an agent's exceptions become an outcome. The store-driven runner and the
-shard flow both call it. Whatever ends the process or the surrounding task (CancelledError,
-KeyboardInterrupt, SystemExit) goes on: whoever cancels decides what to record.
+This is the one place where an agent's exceptions become an outcome, its `sys.exit` too. The
+store-driven runner and the shard flow both call it. What ends the surrounding task or the process
+from outside (CancelledError, KeyboardInterrupt) goes on: whoever cancels decides what to record.
 """
 
 import asyncio

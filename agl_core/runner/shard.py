@@ -24,10 +24,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel, ConfigDict
 
 from agl_core import env_var, progress
-from agl_core.config import RolloutSettings
+from agl_core.config import RolloutSettings, S3Settings
 from agl_core.errors import LedgerError, TransientError
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
+from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.ledger.spans import numeric_annotations, spans_to_table
 from agl_core.ledger.tables import OUTCOMES, SPANS
 from agl_core.litagent.decorator import FunctionalLitAgent, load_agent
@@ -51,6 +52,9 @@ class ShardRef(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ledger: str
+    s3: S3Settings = S3Settings()
+    conditional_put: bool
+    """Of the ledger's store, as the run's preflight found it."""
     run_id: str
     iteration: int
     rollout_set: str
@@ -178,6 +182,7 @@ class Shard:
         config = ProxyConfig(
             backend_url=f"{self.ref.model_server}/v1",
             backend_api_key=token.get_secret_value() if token else None,
+            policy=resources.policy,
             rollout_seeds=self._seeds,
             deadline_seconds=self.settings.timeout_seconds,
         )
@@ -215,6 +220,13 @@ class Shard:
             self._attempts |= results
             raise
         self._num_flushed += len(indices)
+        logger.info(
+            "shard=%s flushed %d of %d rollouts: %s",
+            self.ref.name,
+            self._num_flushed,
+            len(self._requests),
+            ", ".join(f"{count} {kind}" for kind, count in sorted(self._kinds.items())),
+        )
         try:
             await on_flush(self._num_flushed, len(self._requests))
         except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
@@ -262,14 +274,21 @@ def current_shard() -> Shard:
 
 
 @asynccontextmanager
-async def open_shard(ref: ShardRef) -> AsyncGenerator[Shard]:
+async def open_shard(
+    ref: ShardRef, credentials: S3Credentials | None = None
+) -> AsyncGenerator[Shard]:
     """Load the agent, start the proxy, and make the shard current.
+
+    Args:
+        ref: Names the shard.
+        credentials: Those that `ref.s3` names.
 
     Raises:
         ConfigError: The agent cannot be imported here.
         LedgerError: The run, the claim or the requests cannot be read.
     """
-    ledger = open_run(ref.ledger, ref.run_id)
+    access = S3Access(ref.s3, credentials)
+    ledger = open_run(ref.ledger, ref.run_id, access, conditional_put=ref.conditional_put)
     agent = load_agent(ledger.record().config.agent)
     rollouts = RolloutSet(ledger.iteration(ref.iteration), ref.rollout_set)
     claimed = set(rollouts.read_claim(ref.claim).indices)

@@ -9,7 +9,7 @@ about 1e-7 of a boundary.)
 
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jinja2 import TemplateError
@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from agl_core.errors import ConfigError
 from agl_core.serving.generation import Completion, FinishReason, GenerationRequest, ServedPolicy
-from agl_core.serving.weights import weights_digest
+from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
 
 _DTYPE = torch.float32
 
@@ -50,15 +50,7 @@ class LoadedPolicy:
         Raises:
             ConfigError: The chat template refuses the messages.
         """
-        try:
-            text = str(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
-                )
-            )
-        except TemplateError as error:
-            raise ConfigError(f"messages: the chat template refuses them: {error}") from error
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return encode_chat(self.tokenizer, messages)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token, special tokens included."""
@@ -73,6 +65,36 @@ class Work(NamedTuple):
 
     request: GenerationRequest
     future: Future[Completion]
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
+    """Return the token ids of a chat, ready for the assistant's turn.
+
+    Raises:
+        ConfigError: The chat template refuses the messages.
+    """
+    try:
+        text = str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+    except TemplateError as error:
+        raise ConfigError(f"messages: the chat template refuses them: {error}") from error
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a Hugging Face folder, from local files only.
+
+    Raises:
+        ConfigError: There is none, it cannot be read, or it has no chat template.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"{folder}: the tokenizer has no chat template")
+    return tokenizer
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -129,19 +151,19 @@ def load_policy(version: str, folder: Path) -> LoadedPolicy:
             local_files_only=True,
             use_safetensors=True,  # what the digest is over; never a pickle beside it
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"{folder}: cannot be loaded as a causal model: {error}") from error
-    if tokenizer.chat_template is None:
-        raise ConfigError(f"{folder}: the tokenizer has no chat template")
+    tokenizer = load_tokenizer(folder)
     model.requires_grad_(False).eval()
-    ends = model.generation_config.eos_token_id
+    ends: Any = model.generation_config.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
     end_ids = frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
     served = ServedPolicy(
         version=version,
         weights_digest=digest,
+        tokenizer_digest=tokenizer_digest(folder),
+        chat_template_digest=chat_template_digest(folder),
         folder=folder,
         max_positions=int(model.config.max_position_embeddings),
     )

@@ -2,7 +2,8 @@
 
     POST /v1/chat/completions   `agl_core.serving.chat` says which fields
     GET  /v1/models             the served version, as OpenAI lists models
-    GET  /policy                {"version", "weights_digest"}
+    GET  /policy                {"version", "weights_digest", "tokenizer_digest",
+                                "chat_template_digest"}
     POST /policy                {"version", "path"}: load a local folder, then the same answer
     GET  /metrics               counts since the start, as JSON
     GET  /health                {"status": "ok"}; needs no token
@@ -184,7 +185,12 @@ def _policy_headers(policy: ServedPolicy) -> dict[str, str]:
 
 
 def _policy_answer(policy: ServedPolicy) -> Response:
-    body = {"version": policy.version, "weights_digest": policy.weights_digest}
+    body = {
+        "version": policy.version,
+        "weights_digest": policy.weights_digest,
+        "tokenizer_digest": policy.tokenizer_digest,
+        "chat_template_digest": policy.chat_template_digest,
+    }
     return _json(body, headers=_policy_headers(policy))
 
 

@@ -15,6 +15,8 @@ class ServedPolicy:
     version: str
     weights_digest: str
     """`agl_core.serving.weights.weights_digest` of the folder."""
+    tokenizer_digest: str
+    chat_template_digest: str | None
     folder: Path
     max_positions: int
     """Tokens of prompt and response together that the model was made for."""

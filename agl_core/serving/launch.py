@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httpx
 
@@ -34,7 +34,7 @@ def check_server(url: str) -> None:
         UpstreamError: Nothing answers.
         ConfigError: What answers is not an engine server.
     """
-    _call("GET", f"{url.rstrip('/')}/policy")
+    ask_server("GET", f"{url.rstrip('/')}/policy")
 
 
 class ModelServer:
@@ -116,7 +116,7 @@ class ModelServer:
             folder = policy.path
             if policy.folder is not None:
                 folder = str(files.fetch_folder(storage, policy.folder, Path(fetched)))
-            served = _call(
+            served = ask_server(
                 "POST", f"{self.url}/policy", {"version": policy.version, "path": folder}
             )
         if served["weights_digest"] != policy.weights_digest:
@@ -127,7 +127,7 @@ class ModelServer:
 
     def metrics(self) -> dict[str, Any]:
         """Return the server's counters, for example `requests_total`."""
-        return _call("GET", f"{self.url}/metrics")
+        return ask_server("GET", f"{self.url}/metrics")
 
     def stop(self) -> None:
         """End the engine, if it was started here."""
@@ -142,11 +142,16 @@ class ModelServer:
         self.stop()
 
     def _served(self) -> dict[str, Any]:
-        return _call("GET", f"{self.url}/policy")
+        return ask_server("GET", f"{self.url}/policy")
 
 
-def _call(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask an engine server and return its answer."""
+def ask_server(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask an engine server and return its answer.
+
+    Raises:
+        UpstreamError: It does not answer, refuses, or answers with something else than an object.
+        ConfigError: It is no engine server, or wants another token.
+    """
     token = env_var.engine_token()
     headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
     timeout = httpx.Timeout(_LOAD_TIMEOUT_SECONDS, connect=10.0)
@@ -159,6 +164,17 @@ def _call(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str
         raise UpstreamError(f"model server {url} does not answer: {error}") from error
     if answer.status_code == 404:
         raise ConfigError(f"{url} is not found: is an engine server running there?")
+    if answer.status_code == 401:
+        raise ConfigError(
+            f"model server {url} wants another token: set the one that it was started with in "
+            f"{env_var.ENGINE_TOKEN}"
+        )
     if answer.is_error:
-        raise UpstreamError(f"model server {url}: {answer.text}")
-    return answer.json()
+        raise UpstreamError(f"model server {url} answers HTTP {answer.status_code}: {answer.text}")
+    try:
+        found = answer.json()
+    except ValueError as error:
+        raise UpstreamError(f"model server {url} answers with something else than JSON") from error
+    if not isinstance(found, dict):
+        raise UpstreamError(f"model server {url} answers with something else than a JSON object")
+    return cast(dict[str, Any], found)

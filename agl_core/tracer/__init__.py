@@ -1,5 +1,6 @@
 """Tracers: record what an agent and its model calls did, as OpenTelemetry spans of one attempt."""
 
+from agl_core.tracer.agentops import AgentOpsTracer
 from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.tracer.base import ModelCall, Tracer
 from agl_core.tracer.current import (
@@ -13,6 +14,7 @@ from agl_core.tracer.dummy import DummyTracer
 from agl_core.tracer.otel import OtelTracer
 
 __all__ = [
+    "AgentOpsTracer",
     "AttemptTrace",
     "CurrentAttempt",
     "DummyTracer",

@@ -32,6 +32,7 @@ class AttemptTrace:
         self._stored_ids: dict[int, int] = {}
         """Sequence ids that a store gave, by span id."""
         self._on_end: Callable[[], None] | None = None
+        self._before_close: list[Callable[[], None]] = []
 
     def spans(self) -> list[ReadableSpan]:
         """Return the spans that ended so far, in that order; all of them once closed."""
@@ -61,6 +62,18 @@ class AttemptTrace:
     def on_end(self, listener: Callable[[], None]) -> None:
         """Call a listener after each span that ends, in the thread where it does."""
         self._on_end = listener
+
+    def before_close(self, end_span: Callable[[], None]) -> None:
+        """Call a function that ends a span, if it is open then, when the attempt ends."""
+        with self._lock:
+            self._before_close.append(end_span)
+
+    def end_open_spans(self) -> None:
+        """Call what `before_close` was given."""
+        with self._lock:
+            functions, self._before_close = self._before_close, []
+        for end_span in functions:
+            end_span()
 
     def fail(self, description: str) -> None:
         """Mark the root span as failed."""

@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from agl_core import semconv
+from agl_core.types.tracer import AttributeValue
 
 Primitive = str | bool | int | float
-AttributeValue = Any
-"""A primitive or a sequence of primitives of one type, as OpenTelemetry defines it."""
+_MAX_DEPTH = 100
+"""Parts of a dotted name that count; what follows stays one name."""
 
 
 class LinkAttributes(BaseModel):
@@ -45,7 +46,8 @@ def flatten_attributes(
 
     Args:
         nested: Mappings with string keys, lists, and any leaves.
-        expand_leaf_lists: Whether a list of primitives is taken apart as well; else it is a leaf.
+        expand_leaf_lists: Whether a list of primitives of one type is taken apart as well; else it
+            is a leaf.
 
     Raises:
         ValueError: A key is not a string.
@@ -56,7 +58,7 @@ def flatten_attributes(
 def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         children = list(value.items())
-    elif isinstance(value, list | tuple) and (expand_leaf_lists or not _is_leaf_list(value)):
+    elif isinstance(value, list | tuple) and (expand_leaf_lists or not _is_uniform(value)):
         children = [(str(number), child) for number, child in enumerate(value)]
     else:
         yield path, value
@@ -67,14 +69,10 @@ def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[st
         yield from _leaves(f"{path}.{name}" if path else name, child, expand_leaf_lists)
 
 
-def _is_leaf_list(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, Primitive) for value in values)
-
-
 def to_plain(value: Any) -> Any:
     """Return pydantic models and mappings as dicts with string keys, however deep."""
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_unset=True)
+        return value.model_dump(mode="json", exclude_unset=True, warnings=False)
     if isinstance(value, Mapping):
         return {str(name): to_plain(child) for name, child in value.items()}
     if isinstance(value, list | tuple):
@@ -91,7 +89,7 @@ def unflatten_attributes(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
     root: dict[str, Any] = {}
     # Longer names last, so that they replace a value at a shorter one.
     for name in sorted(flat, key=lambda name: name.count(".")):
-        *parents, last = name.split(".")
+        *parents, last = name.split(".", _MAX_DEPTH)
         node = root
         for parent in parents:
             child = node.get(parent)
@@ -178,7 +176,7 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
 
 def _is_uniform(values: Sequence[Any]) -> bool:
     kinds = {type(value) for value in values}
-    return len(kinds) <= 1 and _is_leaf_list(values)
+    return len(kinds) <= 1 and all(isinstance(value, Primitive) for value in values)
 
 
 def make_tag_attributes(tags: Sequence[str]) -> dict[str, str]:

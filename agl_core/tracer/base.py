@@ -21,7 +21,6 @@ from opentelemetry.trace import Span as OtelSpan
 from agl_core.errors import AglError
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
-from agl_core.tracer.attributes import AttributeValue
 from agl_core.tracer.export import SpanExporter
 from agl_core.tracer.recording import SpanRecording, set_status, to_nanoseconds
 from agl_core.types.core import ParallelWorkerBase
@@ -75,7 +74,7 @@ class Tracer(ParallelWorkerBase, ABC):
     def start_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         start_time: float | None = None,
     ) -> OtelSpan:
         """Start a span of the current attempt, below the current span; the caller ends it.
@@ -196,6 +195,16 @@ class Tracer(ParallelWorkerBase, ABC):
         trace = here[1] if here and here[0] is self else self._last_trace
         return trace.recorded() if trace else []
 
+    def get_langchain_handler(self) -> Any:
+        """There is none: calls of LangChain's OpenAI models are recorded by their client.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "there is no LangChain handler; the calls of its OpenAI models are recorded without one"
+        )
+
     def _remember(self, trace: AttemptTrace) -> AttemptTrace:
         self._last_trace = trace
         _last_trace.set((self, trace))
@@ -206,7 +215,7 @@ class Tracer(ParallelWorkerBase, ABC):
     def create_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
@@ -235,7 +244,7 @@ class Tracer(ParallelWorkerBase, ABC):
     def operation_context(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Generator[SpanRecording]:

@@ -9,7 +9,6 @@ from opentelemetry import trace as otel
 from opentelemetry.trace import Span
 
 from agl_core.tracer.attempt_trace import AttemptTrace
-from agl_core.tracer.attributes import AttributeValue
 from agl_core.tracer.base import ModelCall, Tracer
 from agl_core.tracer.current import CurrentAttempt, current_attempt
 
@@ -40,7 +39,7 @@ class DummyTracer(Tracer):
     def start_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         start_time: float | None = None,
     ) -> Span:
         """Return a span that records nothing."""

@@ -12,7 +12,7 @@ import functools
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
@@ -20,12 +20,13 @@ from opentelemetry.trace import Span
 from agl_core import semconv
 from agl_core.llm_proxy.capture import JsonObject, check_answer, request_attributes
 from agl_core.llm_proxy.capture import response_attributes as answer_attributes
+from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.tracer.attributes import to_plain
 from agl_core.tracer.current import get_current_attempt
 from agl_core.tracer.recording import set_status
 
 if TYPE_CHECKING:  # the tracer builds on this module
-    from agl_core.tracer.base import Tracer
+    from agl_core.tracer.otel import OtelTracer
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,11 @@ _PROXY_PATH = re.compile(r"/rollout/[^/]+/attempt/[^/]+")
 _METHODS = ("create", "parse")
 
 _lock = threading.Lock()
-_tracers: list["Tracer"] = []
+_tracers: list["OtelTracer"] = []
 _originals: list[tuple[type, str, Callable[..., Any]]] = []
 
 
-def instrument_openai(tracer: "Tracer") -> None:
+def instrument_openai(tracer: "OtelTracer") -> None:
     """Record the chat completions of this tracer's attempts."""
     with _lock:
         if not _tracers:
@@ -45,7 +46,7 @@ def instrument_openai(tracer: "Tracer") -> None:
         _tracers.append(tracer)
 
 
-def uninstrument_openai(tracer: "Tracer") -> None:
+def uninstrument_openai(tracer: "OtelTracer") -> None:
     """Undo one `instrument_openai`; with the last one, openai is as it was."""
     with _lock:
         mine = [number for number, other in enumerate(_tracers) if other is tracer]
@@ -100,19 +101,27 @@ def _wrap_async(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _begin(resource: Any, request: Mapping[str, Any]) -> "_CallRecorder | None":
-    """Start the span of a call; None where it is not to be recorded here."""
+def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
+    """Start the span of a call; None where it is not to be recorded here.
+
+    Messages that can be read only once become a list in the request.
+    """
     current = get_current_attempt()
-    if current is None or not any(current.tracer is tracer for tracer in _tracers):
+    tracer = next((t for t in _tracers if current and t is current.tracer), None)
+    if current is None or tracer is None:
         return None
     if _PROXY_PATH.search(str(resource._client.base_url)):
         return None
+    if isinstance(request.get("messages"), Iterator):
+        request["messages"] = list(request["messages"])
     try:
         attributes = request_attributes(_sent_fields(request))
     except Exception:
         logger.warning("request of a model call not recorded", exc_info=True)
         attributes = {}
-    return _CallRecorder(current.tracer.start_span(semconv.LLM_CALL_SPAN, attributes))
+    trace = tracer.find_open(current.rollout_id, current.attempt_id)
+    span = tracer.start_span(semconv.LLM_CALL_SPAN, attributes)
+    return _CallRecorder(span, trace)
 
 
 def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
@@ -120,15 +129,15 @@ def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
     from openai import NotGiven, Omit
 
     fields = {k: v for k, v in request.items() if not isinstance(v, NotGiven | Omit)}
-    fields["messages"] = list(fields.get("messages", ()))
     return to_plain({**fields, **(fields.get("extra_body") or {})})
 
 
 class _CallRecorder:
     """The span of one call, until its answer is complete."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, trace: AttemptTrace | None) -> None:
         self._span = span
+        self._trace = trace
 
     def fail(self, error: BaseException) -> None:
         """End the span as failed."""
@@ -136,58 +145,79 @@ class _CallRecorder:
         self._span.end()
 
     def finish(self, result: Any) -> Any:
-        """Record an answer, at its end if it is a stream, and return what the agent gets."""
+        """Record an answer, a stream's when it has ended, and return what the agent gets."""
         from openai import AsyncStream, Stream
         from openai.types.chat import ChatCompletion
 
         # LangChain and others ask for the raw response; it keeps what it parsed.
         answer = result.parse() if type(result).__name__ == "LegacyAPIResponse" else result
         if isinstance(answer, Stream):
-            answer._iterator = self._tee(answer._iterator)
+            self._follow(answer)
         elif isinstance(answer, AsyncStream):
-            answer._iterator = self._tee_async(answer._iterator)
+            self._follow_async(answer)
         else:
-            if isinstance(answer, ChatCompletion):
-                self._record(answer.model_dump(mode="json", exclude_unset=True))
-            self._span.end()
+            self._end(to_plain(answer) if isinstance(answer, ChatCompletion) else None)
         return result
 
-    def _tee(self, chunks: Any) -> Generator[Any]:
-        """Pass the chunks on and record the answer that they make."""
-        gathered = _StreamedAnswer()
-        try:
-            for chunk in chunks:
-                gathered.add(chunk)
-                yield chunk
-        except Exception as error:
-            set_status(self._span, "ERROR", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            self._record(gathered.answer())
-            self._span.end()
+    def _follow(self, stream: Any) -> None:
+        """Record what is read of a stream, until it ends or is closed, or the attempt ends."""
+        chunks, close, gathered = stream._iterator, stream.close, self._gather()
 
-    async def _tee_async(self, chunks: Any) -> AsyncGenerator[Any]:
-        gathered = _StreamedAnswer()
-        try:
-            async for chunk in chunks:
-                gathered.add(chunk)
-                yield chunk
-        except Exception as error:
-            set_status(self._span, "ERROR", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            self._record(gathered.answer())
-            self._span.end()
+        def passed_on() -> Generator[Any]:
+            try:
+                for chunk in chunks:
+                    gathered.add(chunk)
+                    yield chunk
+            except Exception as error:
+                self.fail(error)
+                raise
+            finally:
+                self._end(gathered.answer())
 
-    def _record(self, answer: JsonObject | None) -> None:
+        def closed() -> None:
+            self._end(gathered.answer())
+            close()
+
+        stream._iterator, stream.close = passed_on(), closed
+
+    def _follow_async(self, stream: Any) -> None:
+        chunks, close, gathered = stream._iterator, stream.close, self._gather()
+
+        async def passed_on() -> AsyncGenerator[Any]:
+            try:
+                async for chunk in chunks:
+                    gathered.add(chunk)
+                    yield chunk
+            except Exception as error:
+                self.fail(error)
+                raise
+            finally:
+                self._end(gathered.answer())
+
+        async def closed() -> None:
+            self._end(gathered.answer())
+            await close()
+
+        stream._iterator, stream.close = passed_on(), closed
+
+    def _gather(self) -> "_StreamedAnswer":
+        """Return what gathers a stream; one that is left half-read ends with its attempt."""
+        gathered = _StreamedAnswer()
+        if self._trace is not None:
+            self._trace.before_close(lambda: self._end(gathered.answer()))
+        return gathered
+
+    def _end(self, answer: JsonObject | None) -> None:
+        """Record an answer, as far as there is one, and end the span; once."""
+        if not self._span.is_recording():
+            return
         try:
-            if answer is None or not answer.get("choices"):
-                return
-            first = {**answer, "choices": answer["choices"][:1]}
+            first = {**(answer or {}), "choices": (answer or {}).get("choices", [])[:1]}
             if check_answer(first) is None:
                 self._span.set_attributes(answer_attributes(first, {}))
         except Exception:
             logger.warning("answer of a model call not recorded", exc_info=True)
+        self._span.end()
 
 
 class _StreamedAnswer:
@@ -218,7 +248,7 @@ class _StreamedAnswer:
         if not self._num_chunks:
             return None
         snapshot = self._state.current_completion_snapshot
-        answer = snapshot.model_dump(mode="json", exclude_unset=True)
+        answer = to_plain(snapshot)
         answer["prompt_token_ids"] = self._prompt_token_ids
         for choice in answer["choices"][:1]:
             choice["token_ids"] = self._token_ids or None

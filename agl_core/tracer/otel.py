@@ -8,6 +8,9 @@ named in a warning.
 """
 
 import logging
+import os
+import socket
+import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -26,7 +29,6 @@ from agl_core import semconv
 from agl_core.errors import TraceError
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
-from agl_core.tracer.attributes import AttributeValue
 from agl_core.tracer.base import ModelCall, Tracer
 from agl_core.tracer.current import CurrentAttempt, current_attempt, get_current_attempt
 from agl_core.tracer.global_provider import install_routing_provider
@@ -84,7 +86,11 @@ class OtelTracer(Tracer):
             kwargs: Not used.
         """
         super().init_worker(worker_id, store, *args, **kwargs)
-        install_routing_provider()
+        if not install_routing_provider():
+            logger.warning(
+                "OpenTelemetry has a global provider already; what code records by its global API "
+                "is not in the attempts"
+            )
         if self.instrument_openai:
             instrument_openai(self)
 
@@ -114,10 +120,15 @@ class OtelTracer(Tracer):
             self._open[rollout_id, attempt_id] = trace
         current = current_attempt.set(CurrentAttempt(self, rollout_id, attempt_id))
         # An empty parent context: the attempt is the root of its own trace, whatever surrounds it.
-        trace.root = self._otel.start_span(name or semconv.ROLLOUT_SPAN, otel_context.Context())
+        trace.root = self._otel.start_span(
+            name or semconv.ROLLOUT_SPAN, otel_context.Context(), attributes=_here()
+        )
         try:
             with otel.use_span(trace.root, end_on_exit=True):
-                yield trace
+                try:
+                    yield trace
+                finally:
+                    trace.end_open_spans()
         finally:
             current_attempt.reset(current)
             with self._lock:
@@ -127,7 +138,7 @@ class OtelTracer(Tracer):
     def start_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         start_time: float | None = None,
     ) -> Span:
         """Start a span of the current attempt, below the current span; the caller ends it.
@@ -250,6 +261,15 @@ def _make_provider(processor: SpanProcessor) -> TracerProvider:
     provider = _RecordingProvider()
     provider.add_span_processor(processor)
     return provider
+
+
+def _here() -> dict[str, Any]:
+    """Return where this process runs."""
+    return {
+        semconv.HOST_NAME: socket.gethostname(),
+        semconv.PROCESS_ID: os.getpid(),
+        semconv.EXECUTABLE: sys.executable,
+    }
 
 
 def _ids_of(span: ReadableSpan) -> _Key | None:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agl_core.config import RolloutSettings, RunConfig, ServingSettings
+from agl_core.config import RolloutSettings, RunConfig, S3Settings, ServingSettings
 
 
 @pytest.mark.parametrize("kind", ["succeeded", "cancelled"])
@@ -31,3 +31,26 @@ def test_a_number_that_the_record_cannot_hold_is_refused(value: float):
     run = {"run_id": "x", "ledger": "l", "agent": "a:b", "train_data": "t"}
     with pytest.raises(ValidationError, match="finite number"):
         RunConfig.model_validate({**run, "algorithm": {"config": {}}, "pass_reward": value})
+
+
+@pytest.mark.parametrize(
+    "s3",
+    [
+        {"credentials": "AKIAEXAMPLE"},
+        {"credentials": "secret/ledger"},
+        {"endpoint_url": "https://user:password@minio.example"},
+        {"key": "AKIAEXAMPLE"},
+    ],
+)
+def test_settings_of_s3_hold_names_and_no_secrets(s3: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        S3Settings.model_validate(s3)
+
+
+def test_settings_of_s3_are_refused_with_a_local_ledger():
+    run = {"run_id": "x", "agent": "a:b", "train_data": "t", "algorithm": {"config": {}}}
+    s3 = {"credentials": "aws-credentials/ledger"}
+    with pytest.raises(ValidationError, match="s3: settings of an s3:// ledger; this one is l"):
+        RunConfig.model_validate({**run, "ledger": "l", "s3": s3})
+    config = RunConfig.model_validate({**run, "ledger": "s3://b/x", "s3": s3})
+    assert config.s3.credentials == "aws-credentials/ledger"

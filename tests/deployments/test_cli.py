@@ -1,14 +1,22 @@
 """The command line as users run it: a process, its streams and its exit status."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import boto3
 import psutil
 import pytest
 import yaml
+from moto import settings as moto_settings
 
+from agl_core.preflight import prepare_run
+from deployments.cli import read_config
 from tests.conftest import CALCULATOR
 
 AGL = [sys.executable, "-c", "from deployments.cli import main; main()"]
@@ -32,6 +40,71 @@ def write_config(folder: Path, **changes: object) -> Path:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+def test_settings_of_s3_with_a_local_ledger_are_a_mistake(tmp_path: Path):
+    done = agl("run", str(write_config(tmp_path, s3={"region": "eu-west-1"})))
+    assert done.returncode == 2
+    assert "s3: settings of an s3:// ledger; this one is " in done.stderr
+    shown = agl("ledger", "show", "x", "--ledger", str(tmp_path), "--s3-region", "eu-west-1")
+    assert shown.returncode == 2
+    assert "s3: settings of an s3:// ledger; this one is " in shown.stderr
+
+
+def test_a_block_needs_a_server_to_ask(tmp_path: Path):
+    config = write_config(
+        tmp_path, ledger="s3://bucket/agl", s3={"credentials": "aws-credentials/ledger"}
+    )
+    done = agl("run", str(config))
+    assert done.returncode == 2
+    assert "aws-credentials/ledger: set PREFECT_API_URL to the server that has it" in done.stderr
+
+
+@pytest.fixture
+def guarded(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Keys of a user that may only read; the store checks every key until the test ends."""
+    iam: Any = boto3.client("iam")
+    name = f"reader-of-{s3_uri.split('/')[2]}"
+    iam.create_user(UserName=name)
+    allowed = {"Effect": "Allow", "Action": ["s3:GetObject", "s3:ListBucket"], "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    iam.put_user_policy(UserName=name, PolicyName="read", PolicyDocument=policy)
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    monkeypatch.setattr(moto_settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
+    return {
+        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "access denied with the credentials from the environment (AWS_*); correct them, or g"),
+        ({"AWS_ACCESS_KEY_ID": "AKIAWRONG"}, "the store refused the credentials from the environ"),
+        ({"AWS_SECRET_ACCESS_KEY": "guess"}, "the store refused the credentials from the environ"),
+    ],
+)  # fmt: skip
+def test_wrong_credentials_are_one_sentence_and_status_2_and_leave_nothing(
+    tmp_path: Path, s3_uri: str, guarded: dict[str, str], keys: dict[str, str], message: str
+):
+    done = agl("run", str(write_config(tmp_path, ledger=s3_uri)), **guarded | keys)
+    assert done.returncode == 2, done.stderr
+    assert f"ledger {s3_uri}: cannot write there: {message}" in done.stderr.replace("\n", " ")
+    assert (guarded | keys)["AWS_SECRET_ACCESS_KEY"] not in done.stderr
+    assert "Traceback" not in done.stderr
+    reader = boto3.client("s3", **{name.lower(): value for name, value in guarded.items()})
+    assert reader.list_objects_v2(Bucket=s3_uri.split("/")[2])["KeyCount"] == 0
+
+
+def test_a_run_is_shown_with_the_right_to_read_only(
+    tmp_path: Path, s3_uri: str, request: pytest.FixtureRequest
+):
+    prepare_run(read_config(write_config(tmp_path, ledger=s3_uri), {}))
+    shown = agl(
+        "ledger", "show", "calculator", "--ledger", s3_uri, **request.getfixturevalue("guarded")
+    )
+    assert shown.returncode == 0, shown.stderr
 
 
 def test_help_teaches(tmp_path: Path):
@@ -80,7 +153,7 @@ def test_a_row_that_is_not_json_is_named_by_its_line(tmp_path: Path):
 def test_a_bucket_that_does_not_exist_is_named(tmp_path: Path, s3_uri: str):
     done = agl("run", str(write_config(tmp_path, ledger="s3://no-such-bucket/x")))
     assert done.returncode == 2
-    assert "ledger s3://no-such-bucket/x: cannot write there" in done.stderr
+    assert "ledger s3://no-such-bucket/x: cannot write there: there is no bucket" in done.stderr
 
 
 def test_an_address_that_is_no_engine_is_said(tmp_path: Path, s3_server: str):
@@ -139,6 +212,38 @@ def test_a_run_with_its_own_server_ends_well_and_leaves_no_process(tmp_path: Pat
     verified = agl("ledger", "verify", "calculator", "--ledger", str(tmp_path / "ledger"))
     assert verified.returncode == 1
     assert "triplets.parquet has sha256" in verified.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_and_its_children_soon_and_leaves_it_resumable(
+    tmp_path: Path, number: signal.Signals
+):
+    (tmp_path / "examples").symlink_to(Path.cwd() / "examples")
+    (tmp_path / "tmp").mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
+    command = [*AGL, "run", str(write_config(tmp_path))]
+    before = children()
+    run = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not list((tmp_path / "ledger").rglob("iterations/000000/rollouts/*/claims/*.json")):
+        assert time.monotonic() < deadline, "no rollout was begun in time"
+        time.sleep(0.1)
+    sent = time.monotonic()
+    run.send_signal(number)
+    _, said = run.communicate(timeout=60)
+    assert time.monotonic() - sent < 20, "10 s of grace, and a busy machine"
+    assert run.returncode == 130
+    assert said.endswith("agl: interrupted; the same command goes on where the ledger ends\n")
+    assert "Traceback" not in said
+    while children() - before:
+        assert time.monotonic() < sent + 60, "a server or an engine lives on"
+        time.sleep(0.5)
+    files = [path for path in (tmp_path / "ledger").rglob("*") if path.is_file()]
+    assert not [path for path in files if path.name.startswith(".")]
+    verified = agl("ledger", "verify", "calculator", "--ledger", str(tmp_path / "ledger"))
+    assert verified.returncode == 0
 
 
 def children() -> set[str]:

@@ -14,6 +14,7 @@ from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.stages import STAGES
 from agl_core.ledger.verify import verify_run
+from agl_core.serving.attached import CONVERSATIONS
 from agl_core.serving.launch import ModelServer
 from examples.calculator.agent import MAX_CALLS
 from tests.conftest import small_run
@@ -98,7 +99,8 @@ def test_a_run_killed_in_every_stage_ends_as_if_undisturbed(
         kept = now
         repeated += unfinished(ledger)
     assert start(config, tmp_path, "") == 0
-    assert calls(engine) - before <= undisturbed + repeated * MAX_CALLS
+    preflights = len(DEATHS) * len(CONVERSATIONS)
+    assert calls(engine) - before <= undisturbed + preflights + repeated * MAX_CALLS
 
     assert kept.items() <= digests(ledger).items()
     assert verify_run(ledger) == []

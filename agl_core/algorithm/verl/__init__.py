@@ -5,3 +5,22 @@ says which of its keys are honoured; both load without torch. `batch` turns rows
 tensors, `worker` drives the update, and `platform_cpu` lets both run where there is no GPU; these
 three load torch and VERL (about 12 s).
 """
+
+from importlib.util import find_spec
+
+from agl_core.errors import ConfigError
+
+__all__ = ["check_installed"]
+
+
+def check_installed() -> None:
+    """Return if VERL is there.
+
+    Raises:
+        ConfigError: This package was installed without its extra `train`.
+    """
+    if find_spec("verl") is None:
+        raise ConfigError(
+            "training by VERL needs the extra 'train' of this package, which is not installed "
+            "here: pip install '.[train]' in the project's folder"
+        )

@@ -222,6 +222,24 @@ def test_a_call_recorded_by_client_and_proxy_has_the_agent_of_one_and_the_ids_of
         assert (result.report.num_llm_calls, result.report.num_duplicates) == (1, 1)
 
 
+def test_a_server_that_repeats_its_ids_loses_no_call_that_the_proxy_numbered():
+    same = {semconv.RESPONSE_ID: "r"}
+    bare = {"gen_ai.response.id": "r", "prompt_token_ids": None}
+    spans = [
+        make_llm_span("client-0", 0, 3, attributes=bare),
+        make_llm_span("client-1", 10, 13, attributes=bare),
+        make_proxy_span("proxy-0", 0, 1, 2, attributes=same),
+        make_proxy_span("proxy-1", 1, 11, 12, attributes=same),
+    ]
+    result = TracerTraceToTriplet().adapt_with_report(spans)
+    assert ids(result.triplets) == ["proxy-0", "proxy-1"]
+    assert [t.prompt["raw_content"][0]["content"] for t in result.triplets] == [
+        "ask proxy-0",
+        "ask proxy-1",
+    ]
+    assert result.report.num_duplicates == 2
+
+
 def test_a_nested_span_without_response_id_is_the_same_call():
     inner = make_llm_span("in", 1, 2, parent="out", attributes={"gen_ai.response.id": None})
     result = TracerTraceToTriplet().adapt_with_report([make_llm_span("out", 0, 3), inner])

@@ -3,7 +3,17 @@ from types import SimpleNamespace
 import pytest
 
 from agl_core import semconv
-from agl_core.emitter import emit_reward, final_reward, find_final_reward, get_reward_value
+from agl_core.emitter import (
+    RewardPydanticModel,
+    emit_reward,
+    final_reward,
+    find_final_reward,
+    find_reward_spans,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+    reward,
+)
 from agl_core.emitter.reward import _warn_rewards_differ
 from agl_core.tracer import OtelTracer
 
@@ -68,6 +78,7 @@ def test_reward_outside_of_an_attempt_is_refused():
         ),
         (make_span(name="x", **{"agentops.entity.output": {"type": "reward", "value": 0.5}}), 0.5),
         (make_span(name="x", **{"agentops.task.output": "no json"}), None),
+        (make_span(name="x", **{"gen_ai.evaluation.score.value": 0.25}), 0.25),
         (SimpleNamespace(name=semconv.ANNOTATION_SPAN, attributes={"reward": 3}), 3.0),
         (SimpleNamespace(name="x", attributes={"reward": 3}), None),
         (SimpleNamespace(name="x", attributes=None), None),
@@ -115,3 +126,47 @@ def test_reward_that_is_not_finite_is_refused(bad):
         final_reward(bad, [])
     with pytest.raises(ValueError, match="finite"):
         final_reward(None, [make_span(bad)])
+
+
+def test_all_dimensions_of_a_reward_come_back():
+    span = emit_reward({"style": 0.1, "exact": 1}, primary_key="exact", propagate=False)
+    assert get_rewards_from_span(span) == [
+        RewardPydanticModel(name="exact", value=1.0),
+        RewardPydanticModel(name="style", value=0.1),
+    ]
+    legacy = SimpleNamespace(name=semconv.ANNOTATION_SPAN, attributes={"reward": 3})
+    assert get_rewards_from_span(legacy) == [RewardPydanticModel(name="primary", value=3.0)]
+    assert get_rewards_from_span(SimpleNamespace(name="x", attributes=None)) == []
+
+
+@pytest.mark.parametrize("broken", [{"1.value": 1.0}, {"0.value": 1.0}, {"0": 1.0}])
+def test_broken_rewards_are_refused(broken):
+    attributes = {f"{semconv.REWARD_PREFIX}.{name}": value for name, value in broken.items()}
+    with pytest.raises(ValueError):  # noqa: PT011 - ours or pydantic's
+        get_rewards_from_span(SimpleNamespace(name="x", attributes=attributes))
+
+
+def test_reward_spans_are_found():
+    spans = [make_span(name="x"), make_span(0.0), make_span(1.0)]
+    assert find_reward_spans(spans) == spans[1:]
+    assert [is_reward_span(span) for span in spans] == [False, True, True]
+
+
+async def test_the_deprecated_decorator_emits_what_is_returned():
+    with pytest.deprecated_call():
+
+        @reward
+        def judge(value):
+            return value
+
+    with pytest.deprecated_call():
+
+        @reward
+        async def judge_async(value):
+            return value
+
+    with OtelTracer().attempt("ro-1", "at-1") as trace:
+        assert judge(0.5) == 0.5
+        assert judge(None) is None
+        assert await judge_async(1) == 1
+    assert [get_reward_value(span) for span in trace.spans()[:-1]] == [0.5, 1.0]

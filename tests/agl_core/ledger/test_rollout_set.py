@@ -84,3 +84,12 @@ def test_claims_are_ordered_by_number_beyond_four_digits(local_storage: Storage)
         files.put_json(local_storage, key, claim.model_dump(mode="json"))
     assert rollouts.deciding_claims() == {0: 10_000}
     assert rollouts.claim([0]).number == 10_001
+
+
+def test_a_flush_that_was_written_twice_counts_once(storage: Storage):
+    rollouts = open_set(storage)
+    rollouts.claim([0, 1, 2])
+    put(rollouts, 1, 1, 0, 1)  # written, but the shard was never told
+    put(rollouts, 1, 2, 0, 1, 2)
+    assert rollouts.outcomes()["index"].to_pylist() == [0, 1, 2]
+    assert pa.concat_tables(rollouts.iter_spans())["index"].to_pylist() == [0, 1, 2]

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from agl_core.config import RunConfig
-from agl_core.errors import LedgerError
+from agl_core.errors import ConfigError, LedgerError
 from agl_core.ledger.collect import collect_set
 from agl_core.ledger.commit import commit
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import BaseModelRecord, RunLedger, RunRecord, open_run
-from agl_core.ledger.verify import verify_run
+from agl_core.ledger.verify import find_late, verify_run
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from tests.builders import (
     POLICY,
@@ -65,10 +65,11 @@ def write_stages(ledger: RunLedger, number: int) -> None:
 def ledger(tmp_path: Path) -> RunLedger:
     """A run of two committed iterations."""
     ledger = open_run(str(tmp_path), "run")
+    dataset = ledger.dataset("train", ["{}", "{}"])
     run = RunRecord(
         run_id="run",
         config=CONFIG,
-        datasets={"train": ledger.put_dataset("train", ["{}", "{}"])},
+        datasets={"train": dataset.ref},
         base=BaseModelRecord(
             policy=POLICY, tokenizer_digest="", chat_template_digest=None, licence="unknown"
         ),
@@ -77,7 +78,7 @@ def ledger(tmp_path: Path) -> RunLedger:
         conditional_put=True,
         created=0.0,
     )
-    ledger.start(run)
+    ledger.start(run, [dataset])
     for number in range(2):
         write_stages(ledger, number)
         commit(ledger.iteration(number), run, {})
@@ -137,3 +138,27 @@ def test_an_iteration_without_one_of_its_stages_is_not_committed(ledger: RunLedg
     path_of(ledger, f"{iteration.prefix}stages/adapt.json").unlink()
     with pytest.raises(LedgerError, match="iteration 0: stage adapt has no record"):
         commit(iteration, ledger.record(), {})
+
+
+def test_a_chunk_that_a_zombie_flushes_after_the_commit_is_late_and_no_difference(
+    ledger: RunLedger,
+):
+    rollouts = RolloutSet(ledger.iteration(1), "train")
+    assert find_late(ledger) == []
+    chunk = rollouts.put_chunk(1, 2, make_spans(make_call(0)), make_outcomes({"index": 0}))
+    assert verify_run(ledger) == []
+    assert find_late(ledger) == [chunk.outcomes.key, chunk.spans.key]
+
+    stranger = f"{rollouts.prefix}chunks/0007-0001.spans.parquet"
+    ledger.storage.write_once(stranger, b"")
+    assert verify_run(ledger) == [f"{stranger} is not in the manifest of iteration 1"]
+    assert stranger not in find_late(ledger)
+
+
+def test_a_run_that_is_refused_leaves_nothing(ledger: RunLedger):
+    before = ledger.storage.list("")
+    record = ledger.record()
+    changed = ledger.dataset("train", ["[]"])
+    with pytest.raises(ConfigError, match=r"run 'run' exists in .*: datasets\.train was"):
+        ledger.start(record.model_copy(update={"datasets": {"train": changed.ref}}), [changed])
+    assert ledger.storage.list("") == before

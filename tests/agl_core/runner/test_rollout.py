@@ -325,14 +325,6 @@ async def test_an_error_that_utf8_cannot_hold_can_be_written(bench):
     assert outcome.traceback.encode()
 
 
-async def test_exit_of_the_process_goes_on(bench):
-    def agent(task, llm):
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        await bench.run(agent)
-
-
 async def test_missing_resource_is_a_config_error(bench):
     with pytest.raises(ConfigError, match="takes prompt_template"):
         await bench.run(lambda task, prompt_template: 1.0)

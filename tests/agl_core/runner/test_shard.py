@@ -1,5 +1,6 @@
 """A shard's flushes: what ended is written, whatever the storage and the display do."""
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.storage import open_storage
 from agl_core.litagent.decorator import as_agent
 from agl_core.runner.shard import Shard, ShardRef
+from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import LLM
 from tests.agents import asks_once
 from tests.builders import POLICY, make_requests
@@ -37,7 +39,7 @@ class FaultySet(RolloutSet):
 
 @pytest.fixture
 def server() -> Iterator[ScriptedModelServer]:
-    with ScriptedModelServer(model="v000000") as running:
+    with ScriptedModelServer(weights_digest=POLICY.weights_digest) as running:
         yield running
 
 
@@ -52,12 +54,12 @@ def rollouts(tmp_path: Path) -> FaultySet:
     return found
 
 
-def make_shard(rollouts: RolloutSet, server: ScriptedModelServer, **settings: Any) -> Shard:
-    def agent(task: Any, llm: LLM) -> float:
-        return asks_once(task, llm)
-
+def make_shard(
+    rollouts: RolloutSet, server: ScriptedModelServer, agent: Any = asks_once, **settings: Any
+) -> Shard:
     ref = ShardRef(
         ledger=rollouts.storage.uri,
+        conditional_put=True,
         run_id="run",
         iteration=0,
         rollout_set="train",
@@ -133,3 +135,41 @@ async def test_finished_rollouts_are_written_even_if_the_shard_breaks(rollouts: 
             shard.finish(0)
             raise RuntimeError("broken")
     assert rollouts.unfinished() == [1, 2, 3, 4, 5]
+
+
+async def test_a_call_that_other_weights_served_fails_its_rollout_alone(
+    rollouts: FaultySet, server: ScriptedModelServer
+):
+    """As when two runs share one model server."""
+    shard = make_shard(rollouts, server)
+    async with shard.serving():
+        assert (await shard.run_attempt(0, attempt=1)).kind is FailureKind.SUCCEEDED
+        server.weights_digest = "sha256:bb"
+        outcome = await shard.run_attempt(1, attempt=1)
+        server.fail_next(1, status=404)
+        gone = await shard.run_attempt(2, attempt=1)
+        server.weights_digest = POLICY.weights_digest
+        assert (await shard.run_attempt(1, attempt=2)).kind is FailureKind.SUCCEEDED
+    assert outcome.kind is gone.kind is FailureKind.INFRA_ERROR
+    assert "for v000000 with weights sha256:aa, the model server serves v000000 with weights" in (
+        outcome.message
+    )
+    assert "serves not that: does another run use the server?" in gone.message
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_agent_that_exits_fails_its_rollout_alone(
+    rollouts: FaultySet, server: ScriptedModelServer, is_async: bool
+):
+    def exits(task: Any, llm: LLM) -> float:
+        sys.exit(3)
+
+    async def exits_in_the_loop(task: Any, llm: LLM) -> float:
+        sys.exit(3)
+
+    shard = make_shard(rollouts, server, agent=exits_in_the_loop if is_async else exits)
+    async with shard.serving():
+        outcome = await shard.run_attempt(0, attempt=1)
+    assert outcome.kind is FailureKind.AGENT_ERROR
+    assert outcome.message == "RuntimeError: the agent raised SystemExit: 3"
+    assert "in exits" in outcome.traceback

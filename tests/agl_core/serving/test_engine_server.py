@@ -8,7 +8,7 @@ import pytest
 
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app
-from agl_core.serving.weights import weights_digest
+from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
 
 HELLO = [{"role": "user", "content": "What is 12+34?"}]
 
@@ -165,6 +165,8 @@ async def test_swap_changes_the_digest_and_refuses_the_old_name(
     assert loaded == {
         "version": "v000001",
         "weights_digest": weights_digest(other_policy_folder),
+        "tokenizer_digest": tokenizer_digest(other_policy_folder),
+        "chat_template_digest": chat_template_digest(other_policy_folder),
     }
     assert loaded["weights_digest"] != before["weights_digest"]
     refused = await chat(client)

@@ -63,8 +63,12 @@ async def test_two_processes_work_through_256_rollouts_with_5_spans_each():
     await store.close()
 
 
-async def work(client: LightningStoreClient, acknowledged: dict[str, list[str]]) -> None:
-    """Note what is acknowledged: span ids by the rollout that succeeded."""
+async def work(
+    client: LightningStoreClient, acknowledged: dict[str, list[str]], begun: asyncio.Event
+) -> None:
+    """Note what is acknowledged, span ids by the rollout that succeeded, and say when it is
+    some.
+    """
     while len(acknowledged) < 40:
         queued = await client.enqueue_rollout("task")
         taken = await take(client, "w")
@@ -73,19 +77,21 @@ async def work(client: LightningStoreClient, acknowledged: dict[str, list[str]])
         await client.add_many_spans(spans)
         await client.update_attempt(taken.rollout_id, taken.attempt.attempt_id, status="succeeded")
         acknowledged[taken.rollout_id] = [span.span_id for span in spans]
+        if len(acknowledged) == 10:
+            begun.set()
 
 
 async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path):
     path = str(tmp_path / "store.db")
     acknowledged: dict[str, list[str]] = {}
+    begun = asyncio.Event()
     with StoreProcess("--port", "0", "--path", path) as first:
         port = first.url.rpartition(":")[2]
         client = LightningStoreClient(
             first.url, run_id=first.run_id, retry_delays=(0.5,) * 100, health_retry_delays=(0.1,)
         )
-        working = asyncio.create_task(work(client, acknowledged))
-        while len(acknowledged) < 10:
-            await asyncio.sleep(0.01)
+        working = asyncio.create_task(work(client, acknowledged, begun))
+        await begun.wait()
         first.kill()
     again = await asyncio.to_thread(StoreProcess, "--port", port, "--path", path)
     with again:

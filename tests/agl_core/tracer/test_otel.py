@@ -1,6 +1,9 @@
 import asyncio
 import contextvars
 import logging
+import os
+import socket
+import sys
 import threading
 
 import pytest
@@ -26,6 +29,17 @@ def test_spans_come_in_order_of_ends_with_sequence_ids_of_starts():
     assert inner.parent.span_id == outer.context.span_id
     assert outer.parent.span_id == root.context.span_id
     assert root.parent is None
+
+
+def test_the_root_span_says_where_the_attempt_ran():
+    tracer = OtelTracer()
+    with tracer.attempt("ro-1", "at-1") as trace:
+        tracer.create_span("inner")
+    inner, root = trace.spans()
+    assert root.attributes[semconv.HOST_NAME] == socket.gethostname()
+    assert root.attributes[semconv.PROCESS_ID] == os.getpid()
+    assert root.attributes[semconv.EXECUTABLE] == sys.executable
+    assert semconv.PROCESS_ID not in inner.attributes
 
 
 def test_no_attempt_and_no_global_provider_outside():

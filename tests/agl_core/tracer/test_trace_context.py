@@ -379,3 +379,16 @@ def test_spans_of_the_global_api_go_to_the_attempt_or_nowhere(caplog):
     with caplog.at_level(logging.WARNING):
         foreign.start_span("afterwards").end()
     assert "afterwards" not in caplog.text
+
+
+def test_a_global_provider_of_somebody_else_is_left_alone_and_named(monkeypatch, caplog):
+    theirs = OtelTracer().provider
+    monkeypatch.setattr(otel, "get_tracer_provider", lambda: theirs)
+    with OtelTracer(instrument_openai=False).lifespan():
+        assert otel.get_tracer_provider() is theirs
+    assert "has a global provider already" in caplog.text
+
+
+def test_there_is_no_langchain_handler():
+    with pytest.raises(NotImplementedError, match="recorded without one"):
+        OtelTracer().get_langchain_handler()

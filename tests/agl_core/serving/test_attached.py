@@ -1,0 +1,126 @@
+"""A server that runs already is asked, for one token, what training needs to know of it."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agl_core.env_var import ENGINE_TOKEN
+from agl_core.errors import ConfigError, UpstreamError
+from agl_core.identity import base_model
+from agl_core.ledger.run import BaseModelRecord
+from agl_core.serving import attached
+from agl_core.serving.attached import CONVERSATIONS, check_attached
+from agl_core.serving.engine import Engine
+from agl_core.serving.engine_server import create_app
+from agl_core.utils.threaded_server import ThreadedServer
+from tests.fakes import ScriptedModelServer
+
+
+@pytest.fixture
+def base(policy_folder: Path) -> BaseModelRecord:
+    return base_model(str(policy_folder))
+
+
+@pytest.fixture
+def engine_url(engine: Engine) -> Iterator[str]:
+    with ThreadedServer(create_app(engine)) as server:
+        yield server.url
+
+
+def change_vocabulary(folder: Path) -> None:
+    """Give two tokens each other's id."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    path.write_text(json.dumps(tokenizer))
+
+
+def change_template(folder: Path) -> None:
+    path = folder / "chat_template.jinja"
+    path.write_text("Answer! " + path.read_text())
+
+
+def changed_policy(
+    policy_folder: Path, folder: Path, change: Callable[[Path], None]
+) -> BaseModelRecord:
+    shutil.copytree(policy_folder, folder)
+    change(folder)
+    return base_model(str(folder))
+
+
+def test_an_engine_with_the_policy_is_taken_and_asked_for_one_token_a_conversation(
+    engine_url: str, engine: Engine, base: BaseModelRecord
+):
+    check_attached(engine_url, base)
+    assert engine.num_batches == len(CONVERSATIONS)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(change_vocabulary, "another tokenizer"), (change_template, "another chat template")],
+)
+def test_an_engine_with_another_policys_texts_is_refused(
+    engine_url: str,
+    policy_folder: Path,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+    what: str,
+):
+    changed = changed_policy(policy_folder, tmp_path / "changed", change)
+    with pytest.raises(ConfigError) as caught:
+        check_attached(engine_url, changed)
+    assert str(caught.value) == (
+        f"model server {engine_url} has {what} than the policy {tmp_path / 'changed'}: start it "
+        "with that folder, or leave out serving.url"
+    )
+
+
+@pytest.mark.parametrize("change", [change_vocabulary, change_template])
+def test_a_server_that_states_no_digests_is_judged_by_its_token_ids(
+    engine_url: str,
+    base: BaseModelRecord,
+    policy_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+):
+    ask_server = attached.ask_server
+
+    def states_none(*request: object) -> dict[str, object]:
+        answer = ask_server(*request)  # pyright: ignore[reportArgumentType]
+        return {name: answer[name] for name in answer if not name.endswith("_digest")}
+
+    monkeypatch.setattr(attached, "ask_server", states_none)
+    check_attached(engine_url, base)
+    changed = changed_policy(policy_folder, tmp_path / "changed", change)
+    with pytest.raises(ConfigError, match="has another tokenizer or chat template than the policy"):
+        check_attached(engine_url, changed)
+
+
+def test_a_server_without_token_ids_or_log_probs_is_refused(base: BaseModelRecord):
+    with ScriptedModelServer() as server:
+        url = server.base_url.removesuffix("/v1")
+        server.token_ids = False
+        with pytest.raises(ConfigError, match="nothing to train on: no token ids in the answer; "):
+            check_attached(url, base)
+        server.token_ids, server.logprobs_missing = True, 1
+        with pytest.raises(ConfigError, match="1 response token ids but 0 log-probs; use a server"):
+            check_attached(url, base)
+        server.fail_next(1)
+        with pytest.raises(UpstreamError, match=r"answers HTTP 500: .*scripted failure 500"):
+            check_attached(url, base)
+
+
+def test_a_missing_token_is_said(
+    engine: Engine, base: BaseModelRecord, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(ENGINE_TOKEN, raising=False)
+    with ThreadedServer(create_app(engine, token="right")) as server:
+        with pytest.raises(ConfigError, match=r"wants another token: .* in AGL_ENGINE_TOKEN"):
+            check_attached(server.url, base)
+        monkeypatch.setenv(ENGINE_TOKEN, "right")
+        check_attached(server.url, base)

@@ -1,0 +1,80 @@
+"""The pipeline as it is deployed, for tests: a folder's deployments, a process worker, the API."""
+
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agl_core.config import RunConfig
+from agl_core.lifeline import ChildProcess, spawn
+
+_FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@contextmanager
+def deployed(
+    prefect: Path, folder: Path, log: Path, env: Mapping[str, str]
+) -> Iterator[ChildProcess]:
+    """Deploy a folder's `prefect.yaml` and run a process worker on its pool.
+
+    `prefect` is the command of the environment that the flow runs are to have, `env` names the
+    server.
+    """
+    create_pool = ["work-pool", "create", "agl", "--type", "process", "--overwrite"]
+    for arguments in (create_pool, ["deploy", "--all"]):
+        command = [str(prefect), "--no-prompt", *arguments]
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    start = [str(prefect), "worker", "start", "--pool", "agl", "--type", "process"]
+    with spawn(start, log, {**env, "PREFECT_WORKER_QUERY_SECONDS": "1"}) as worker:
+        yield worker
+
+
+def on_pool(config: RunConfig) -> RunConfig:
+    """Return the configuration with its shards on the work pool."""
+    rollout = config.rollout.model_copy(update={"deployment": "rollout-shard/rollout-shard"})
+    return config.model_copy(update={"rollout": rollout})
+
+
+class Api:
+    """Prefect's REST API."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=30.0)
+
+    def __enter__(self) -> "Api":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._client.close()
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._client.get(path).raise_for_status().json()
+
+    def post(self, path: str, **body: Any) -> Any:
+        return self._client.post(path, json=body).raise_for_status().json()
+
+    def of_run(self, kind: str, run_id: str) -> list[dict[str, Any]]:
+        """Flow runs or artifacts of a training run, of its iterations and of its shards."""
+        return self.post(f"/{kind}/filter", flow_runs={"name": {"like_": run_id}})
+
+    def start(self, deployment: str, parameters: dict[str, Any]) -> str:
+        """Start a deployment and return the id of its flow run."""
+        found = self.get(f"/deployments/name/{deployment}")
+        path = f"/deployments/{found['id']}/create_flow_run"
+        return self.post(path, parameters=parameters)["id"]
+
+    def ended(self, flow_run_id: str, timeout_seconds: float = 300.0) -> dict[str, Any]:
+        """Wait for the end of a flow run and return it."""
+        deadline = time.monotonic() + timeout_seconds
+        while (run := self.get(f"/flow_runs/{flow_run_id}"))["state_type"] not in _FINAL:
+            assert time.monotonic() < deadline, f"{run['name']} is still {run['state_name']}"
+            time.sleep(0.5)
+        return run
