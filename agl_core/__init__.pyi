@@ -38,6 +38,16 @@ from .logging import setup_logging as setup_logging
 from .logging import setup_module_logging as setup_module_logging
 from .runner.agent import LitAgentRunner as LitAgentRunner
 from .runner.base import Runner as Runner
+from .store.base import UNSET as UNSET
+from .store.base import LightningStore as LightningStore
+from .store.base import LightningStoreCapabilities as LightningStoreCapabilities
+from .store.base import LightningStoreStatistics as LightningStoreStatistics
+from .store.client import LightningStoreClient as LightningStoreClient
+from .store.collection_based import CollectionBasedLightningStore as CollectionBasedLightningStore
+from .store.memory import InMemoryLightningStore as InMemoryLightningStore
+from .store.server import LightningStoreServer as LightningStoreServer
+from .store.sqlite import SqliteLightningStore as SqliteLightningStore
+from .store.threading import LightningStoreThreaded as LightningStoreThreaded
 from .tracer.agentops import AgentOpsTracer as AgentOpsTracer
 from .tracer.base import Tracer as Tracer
 from .tracer.current import clear_active_tracer as clear_active_tracer

@@ -5,7 +5,10 @@ from enum import StrEnum
 
 from pydantic import SecretStr
 
+from agl_core.errors import ConfigError
+
 ENGINE_TOKEN = "AGL_ENGINE_TOKEN"
+STORE_TOKEN = "AGL_STORE_TOKEN"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -74,3 +77,20 @@ def engine_token() -> SecretStr | None:
     """Return the bearer token of the model engine, or None where none is set."""
     token = os.environ.get(ENGINE_TOKEN)
     return SecretStr(token) if token else None
+
+
+def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
+    """Return the override, else the bearer token of the store's server, or None where none is
+    set.
+
+    Raises:
+        ConfigError: It cannot be sent: it is not of printable ASCII characters without spaces.
+    """
+    if isinstance(override, SecretStr):
+        override = override.get_secret_value()
+    token = override or os.environ.get(STORE_TOKEN)
+    if not token:
+        return None
+    if not all("!" <= character <= "~" for character in token):
+        raise ConfigError("the store's token must be printable ASCII without spaces")
+    return SecretStr(token)

@@ -1,4 +1,4 @@
-"""The command `agl`: run a training campaign, look at its record.
+"""The command `agl`: run a training campaign, look at its record, serve a store.
 
 Exit status: 0 done, 1 a check or a run failed, 2 the request cannot be carried out as it was made.
 Answers go to standard output, everything else to standard error.
@@ -27,6 +27,7 @@ from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
 from deployments.interrupt import ends_promptly
+from deployments.store_command import store
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +39,7 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Look at runs in a ledger an
 app.add_typer(ledger_app, name="ledger")
 dataset_app = typer.Typer(no_args_is_help=True, help="Publish versions of datasets.")
 app.add_typer(dataset_app, name="dataset")
+app.command()(store)
 
 STATE_FOLDER = Path(".agl")
 _FAILED_DRAIN_SECONDS = 15.0

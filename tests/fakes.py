@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agl_core.llm_proxy.server import ThreadedServer
 from agl_core.store.base import LightningStore
 from agl_core.types.tracer import Span
+from agl_core.utils.threaded_server import ThreadedServer
 
 Messages = list[dict[str, Any]]
 

@@ -2,22 +2,34 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 import agl_core
 
 HEAVY = ("torch", "verl", "vllm", "ray", "transformers", "prefect")
+WEB = ("starlette", "uvicorn", "httpx", "google.protobuf")
 
 
-def loaded_by(statement: str) -> list[str]:
-    code = f"{statement}\nimport sys\nprint(*[m for m in {HEAVY} if m in sys.modules])"
+def loaded_by(statement: str, modules: Sequence[str] = HEAVY) -> list[str]:
+    code = f"{statement}\nimport sys\nprint(*[m for m in {modules} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
 def test_importing_agl_core_loads_nothing_heavy():
     assert loaded_by("import agl_core") == []
+
+
+def test_a_store_in_this_process_loads_no_web_server():
+    assert loaded_by("import agl_core", WEB) == []
+    assert loaded_by("from agl_core.store import SqliteLightningStore", WEB) == []
+
+
+def test_a_client_of_a_store_loads_no_web_server():
+    statement = "from agl_core.store import LightningStoreClient"
+    assert loaded_by(statement, ("starlette", "uvicorn", "google.protobuf")) == []
 
 
 def test_using_every_public_name_loads_nothing_heavy():

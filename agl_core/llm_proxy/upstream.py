@@ -7,7 +7,6 @@ it is. A plain 500 is not retried: the server says that it failed on this reques
 
 import asyncio
 import logging
-import ssl
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,6 +14,7 @@ import httpx
 import tenacity
 
 from agl_core.errors import UpstreamError
+from agl_core.utils.connections import Connections
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,7 @@ class Upstream:
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self._ssl = ssl.create_default_context() if base_url.startswith("https:") else False
-        self._idle: list[httpx.AsyncHTTPTransport] = []
-        """Open connections that no request uses, the last used one last."""
+        self._connections = Connections(base_url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,8 +64,7 @@ class Upstream:
 
     async def close(self) -> None:
         """Close the connections."""
-        while self._idle:
-            await self._idle.pop().aclose()
+        await self._connections.close()
 
     async def post(self, path: str, content: bytes) -> UpstreamReply:
         """Send a JSON request and return the answer, also one with an error status.
@@ -102,29 +99,11 @@ class Upstream:
             ) from error
 
     async def _post_once(self, url: str, content: bytes) -> UpstreamReply:
-        """Send the request over a connection of its own.
-
-        Not through one `httpx.AsyncClient`: its pool gives one idle connection to many requests at
-        once and lets them try again (11 tries for each of 16 concurrent calls, measured with
-        httpcore 1.0, November 2026). Proxies in the environment (HTTP_PROXY) are not for the model
-        server, and a bare transport knows none.
-        """
         request = httpx.Request(
             "POST", url, headers=self._headers, content=content, extensions={"timeout": _TIMEOUT}
         )
-        connection = self._idle.pop() if self._idle else self._connect()
-        try:
-            response = await connection.handle_async_request(request)
-            answer = await response.aread()
-        except BaseException:
-            await connection.aclose()
-            raise
-        self._idle.append(connection)
-        return UpstreamReply(response.status_code, response.headers, answer)
-
-    def _connect(self) -> httpx.AsyncHTTPTransport:
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=60.0)
-        return httpx.AsyncHTTPTransport(verify=self._ssl, trust_env=False, limits=limits)
+        response = await self._connections.send(request)
+        return UpstreamReply(response.status_code, response.headers, response.content)
 
 
 def _last_outcome(state: tenacity.RetryCallState) -> UpstreamReply:

@@ -34,11 +34,14 @@ FilterLogic = Literal["and", "or"]
 
 T_co = TypeVar("T_co", covariant=True)
 
+_RECORD = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+"""In JSON, NaN and infinities stay what they are."""
+
 
 class RolloutConfig(BaseModel):
     """Deadline and retry rule of one rollout."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _RECORD
 
     timeout_seconds: float | None = None
     """Limit of one attempt; None for the store's default."""
@@ -54,7 +57,7 @@ class RolloutConfig(BaseModel):
 class Rollout(BaseModel):
     """One execution of an agent on one input."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _RECORD
 
     rollout_id: str
     input: Any
@@ -72,7 +75,7 @@ class Rollout(BaseModel):
 class Attempt(BaseModel):
     """One try of a rollout."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _RECORD
 
     rollout_id: str
     attempt_id: str
@@ -108,7 +111,7 @@ class AttemptedRollout(Rollout):
 class EnqueueRolloutRequest(BaseModel):
     """One rollout to put into the queue."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _RECORD
 
     input: Any
     mode: RolloutMode | None = None
@@ -121,7 +124,7 @@ class EnqueueRolloutRequest(BaseModel):
 class Worker(BaseModel):
     """A runner as the store knows it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _RECORD
 
     worker_id: str
     status: WorkerStatus = "unknown"
@@ -138,7 +141,7 @@ class Worker(BaseModel):
 class Triplet(BaseModel):
     """One model call: what it saw, what it answered, what that was worth."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _RECORD
 
     prompt: Any
     response: Any
@@ -149,7 +152,7 @@ class Triplet(BaseModel):
 class PaginatedResult(BaseModel, Generic[T_co]):
     """One page of an answer; a sequence of its items."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _RECORD
 
     items: Sequence[T_co]
     limit: int

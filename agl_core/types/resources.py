@@ -17,7 +17,7 @@ JsonDict = dict[str, Any]
 class Resource(BaseModel):
     """One named thing that an algorithm publishes and rollouts use."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     resource_type: Any
     """Discriminates the kinds of resource."""

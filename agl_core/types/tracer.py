@@ -31,8 +31,8 @@ def convert_timestamp(timestamp: float | None) -> float | None:
 
 
 class _Record(BaseModel):
-    # Spans come from other people's agents: what we do not know is kept.
-    model_config = ConfigDict(extra="allow")
+    # Spans come from other people's agents: what we do not know is kept, and so is NaN in JSON.
+    model_config = ConfigDict(extra="allow", ser_json_inf_nan="constants")
 
 
 class TraceStatus(_Record):

@@ -11,11 +11,11 @@ from agl_core.env_var import ENGINE_TOKEN
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.identity import base_model
 from agl_core.ledger.run import BaseModelRecord
-from agl_core.llm_proxy.server import ThreadedServer
 from agl_core.serving import attached
 from agl_core.serving.attached import CONVERSATIONS, check_attached
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app
+from agl_core.utils.threaded_server import ThreadedServer
 from tests.fakes import ScriptedModelServer
 
 

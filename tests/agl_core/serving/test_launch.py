@@ -11,8 +11,8 @@ from agl_core.config import ServingSettings
 from agl_core.env_var import ENGINE_TOKEN
 from agl_core.errors import ConfigError
 from agl_core.identity import base_model
-from agl_core.llm_proxy.server import ThreadedServer
 from agl_core.serving.launch import ModelServer
+from agl_core.utils.threaded_server import ThreadedServer
 from tests.builders import POLICY
 
 CALCULATOR_POLICY = "examples/calculator/policy"

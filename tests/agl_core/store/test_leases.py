@@ -170,6 +170,7 @@ def watchdogs() -> int:
     return sum(thread.name == "agl-store-watchdog" for thread in threading.enumerate())
 
 
+@pytest.mark.in_process
 async def test_the_thread_starts_with_the_first_call_and_ends_with_close(open_store: OpenStore):
     before = watchdogs()
     store = open_store()

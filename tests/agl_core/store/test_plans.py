@@ -14,6 +14,8 @@ from agl_core.types.core import EnqueueRolloutRequest
 from tests.agl_core.store.builders import begin, make_resources, make_span, take
 from tests.agl_core.store.conftest import OpenStore
 
+pytestmark = pytest.mark.in_process
+
 Call = Callable[[Store, str], Coroutine[Any, Any, Any]]
 
 

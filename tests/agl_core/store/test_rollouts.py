@@ -79,7 +79,7 @@ async def test_unknown_resources_are_refused_and_nothing_is_queued(store: Store)
 
 
 async def test_an_input_without_a_form_in_json_is_refused(store: Store):
-    with pytest.raises(ValueError, match="input of a rollout cannot be kept as JSON"):
+    with pytest.raises(ValueError, match="cannot be kept as JSON"):
         await store.enqueue_rollout(object())
     assert (await store.query_rollouts()).total == 0
 

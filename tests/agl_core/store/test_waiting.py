@@ -75,6 +75,7 @@ async def test_several_calls_may_wait_for_the_same_rollout(store: Store):
     assert all(len(wait.result()) == 1 for wait in waits)
 
 
+@pytest.mark.in_process
 async def test_a_cancelled_wait_leaves_nothing_behind(store: Store):
     taken = await begin(store)
     task = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[taken.rollout_id]))
@@ -99,6 +100,7 @@ async def test_many_rollouts_are_waited_for_without_a_thread_each(store: Store):
     assert len(await asyncio.gather(*waits)) == 200
 
 
+@pytest.mark.in_process
 async def test_a_store_that_closes_ends_its_waits(open_store: OpenStore):
     store = open_store()
     taken = await begin(store)

@@ -13,9 +13,9 @@ from starlette.routing import Route
 from agl_core import semconv
 from agl_core.emitter import operation
 from agl_core.llm_proxy import ProxyConfig, ProxyServer
-from agl_core.llm_proxy.server import ThreadedServer
 from agl_core.tracer import OtelTracer
 from agl_core.types.resources import ProxyLLM
+from agl_core.utils.threaded_server import ThreadedServer
 from tests.fakes import ScriptedModelServer, encode_chars
 
 ASK = {
