@@ -118,7 +118,10 @@ def test_help_teaches(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"run_ids": "x"}, "run_ids: Extra inputs are not permitted"),
+        ({"run_ids": "x"}, "unknown setting 'run_ids'; did you mean 'run_id'?"),
+        ({"rollout": {"timeout_second": 1}}, "did you mean 'timeout_seconds'?"),
+        ({"serving": {"url": "127.0.0.1:9"}}, "serving.url: String should match pattern"),
+        ({"ledger": "s3://"}, "ledger 's3://' names no bucket: use s3://bucket/prefix"),
         ({"run_id": "Not A Name"}, "run_id: String should match pattern"),
         ({"agent": "examples.nothing:x"}, "cannot import 'examples.nothing'"),
         ({"agent": "examples.calculator.agent:nothing"}, "nothing"),
@@ -155,6 +158,9 @@ def test_a_bucket_that_does_not_exist_is_named(tmp_path: Path, s3_uri: str):
     done = agl("run", str(write_config(tmp_path, ledger="s3://no-such-bucket/x")))
     assert done.returncode == 2
     assert "ledger s3://no-such-bucket/x: cannot write there: there is no bucket" in done.stderr
+    shown = agl("ledger", "show", "x", "--ledger", "s3://no-such-bucket/x")
+    assert shown.returncode == 2
+    assert "there is no bucket no-such-bucket" in shown.stderr
 
 
 def test_an_address_that_is_no_engine_is_said(tmp_path: Path, s3_server: str):
