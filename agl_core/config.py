@@ -2,6 +2,7 @@
 the record.
 """
 
+import difflib
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -65,7 +66,7 @@ class RolloutSettings(_Settings):
 class ServingSettings(_Settings):
     """Where the policy is served."""
 
-    url: str | None = None
+    url: str | None = Field(default=None, pattern=r"^https?://")
     """Address of a running engine server; None starts one for the run."""
     host: str = "127.0.0.1"
     """Address that the engine which the run starts listens on. Any but loopback needs a token in
@@ -156,5 +157,20 @@ def check_settings(kind: type[SettingsT], values: dict[str, Any]) -> SettingsT:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+        problems = (_problem(kind, p["loc"], p["type"], p["msg"]) for p in error.errors())
         raise ConfigError("; ".join(problems)) from error
+
+
+def _problem(kind: type[BaseModel], place: tuple[int | str, ...], error: str, text: str) -> str:
+    """Return one problem in words, with the setting that was probably meant."""
+    name = ".".join(map(str, place))
+    if error != "extra_forbidden":
+        return f"{name}: {text}"
+    for part in place[:-1]:
+        field = kind.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type):
+            return f"unknown setting {name!r}"
+        kind = field.annotation
+    fields = kind.model_fields if issubclass(kind, BaseModel) else {}
+    meant = difflib.get_close_matches(str(place[-1]), fields, n=1)
+    return f"unknown setting {name!r}" + (f"; did you mean {meant[0]!r}?" if meant else "")

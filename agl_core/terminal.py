@@ -56,6 +56,8 @@ class RunDisplay:
                 self._live.update(Group(table, self._progress))
 
     def __enter__(self) -> Self:
+        if not self.console.is_terminal:
+            self.console.print(f"run {self._run_id} is starting", highlight=False)
         self._live.start()
         return self
 

@@ -182,9 +182,7 @@ def ledger_show(
 
     Example: agl ledger show calculator
     """
-    found = open_run(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region))
-    found.record()
-    _show(found, run_id)
+    _show(_find(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region)), run_id)
 
 
 @ledger_app.command("verify")
@@ -199,8 +197,7 @@ def ledger_verify(
 
     Example: agl ledger verify calculator
     """
-    found = open_run(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region))
-    found.record()
+    found = _find(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region))
     differences = verify_run(found)
     for line in differences:
         _answers.print(line)
@@ -277,12 +274,26 @@ def _credentials(s3: S3Settings) -> S3Credentials | None:
     return s3_credentials(s3)
 
 
+def _find(ledger: str, run_id: str, access: S3Access) -> RunLedger:
+    """Return a run that is there.
+
+    Raises:
+        ConfigError: It is not, or the ledger cannot be read.
+    """
+    found = open_run(ledger, run_id, access)
+    try:
+        found.record()
+    except AglError as error:
+        raise ConfigError(str(error)) from error
+    return found
+
+
 def _show(ledger: RunLedger, run_id: str) -> None:
     _answers.print(iterations_table(run_id, ledger.manifests()))
     _answers.print(f"Ledger: {ledger.storage.uri}/{ledger.prefix}", soft_wrap=True)
-    plot = ledger.storage.local_path(ledger.plot_key)
     if ledger.storage.exists(ledger.plot_key):
-        _answers.print(f"Reward plot: {plot or ledger.plot_key}", soft_wrap=True)
+        plot = ledger.storage.uri + "/" + ledger.plot_key
+        _answers.print(f"Reward plot: {plot}", soft_wrap=True)
 
 
 def _say_interrupted() -> None:

@@ -5,6 +5,7 @@ on a busy machine with two cores (November 2026). A run may die at any time, so 
 after a few seconds is left: servers and engines end when this process does (`agl_core.lifeline`).
 """
 
+import logging
 import os
 import signal
 import socket
@@ -59,6 +60,7 @@ def _end_after_grace(reader: socket.socket, say: Callable[[], None]) -> None:
         while number := reader.recv(1):
             if number[0] not in _SIGNALS:
                 continue
+            logging.disable()  # what is left behind from now on is left on purpose
             deadline = time.monotonic() + _GRACE_SECONDS
             while (left := deadline - time.monotonic()) > 0:
                 reader.settimeout(left)

@@ -31,7 +31,17 @@ class RunSummary(BaseModel):
     iterations: int
 
 
-@flow(name="training-run", flow_run_name="{config.run_id}", persist_result=False)
+def _run_id() -> str:
+    """Return the run's id, by the parameters of the flow run; its name in the UI too."""
+    parameters = flow_run.parameters
+    config = parameters["config"]
+    run_id = config["run_id"] if isinstance(config, dict) else config.run_id
+    if parameters.get("new_run"):
+        return f"{run_id}-{flow_run.scheduled_start_time.strftime('%Y%m%d-%H%M%S')}"
+    return run_id
+
+
+@flow(name="training-run", flow_run_name=_run_id, persist_result=False)
 @fails_in_one_sentence
 async def training_run(
     config: RunConfig, train_data: str | None = None, new_run: bool = False
@@ -48,10 +58,7 @@ async def training_run(
         ConfigError: The configuration cannot be used, or the run exists with another one.
     """
     show_logs()
-    changes = {"train_data": train_data} if train_data else {}
-    if new_run:
-        scheduled = flow_run.scheduled_start_time.strftime("%Y%m%d-%H%M%S")
-        changes["run_id"] = f"{config.run_id}-{scheduled}"
+    changes = {"run_id": _run_id()} | ({"train_data": train_data} if train_data else {})
     config = check_settings(RunConfig, config.model_dump() | changes)
     run = prepare_run(config, s3_credentials(config.s3))
     committed = run.ledger.committed()

@@ -32,7 +32,8 @@ def run_report(ledger: RunLedger, manifests: list[Manifest]) -> str:
     """Return a run's iterations as a markdown table."""
     lines = [
         f"# {ledger.run_id}",
-        f"Ledger: `{ledger.storage.uri}/{ledger.prefix}`; reward plot: `{ledger.plot_key}`",
+        f"Ledger: `{ledger.storage.uri}/{ledger.prefix}`",
+        f"Reward plot: `{ledger.storage.uri}/{ledger.plot_key}`",
         "",
         "| iteration | policy | mean reward | validation | trained | not trained | digest |",
         "|---|---|---|---|---|---|---|",

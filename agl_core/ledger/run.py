@@ -96,6 +96,7 @@ class RunLedger:
             ConfigError: There is no such run.
         """
         if not self.exists():
+            self.storage.list(self.prefix)  # says more where there is no bucket either
             raise ConfigError(f"there is no run {self.run_id!r} in {self.storage.uri}")
         return RunRecord.model_validate_json(self.storage.read(self.record_key))
 

@@ -54,6 +54,12 @@ class S3Access:
         block = self.settings.credentials
         return "the environment (AWS_*)" if block is None else f"the Prefect block {block}"
 
+    @property
+    def address(self) -> str:
+        """Where the store is, for messages."""
+        stated = self.options()["client_kwargs"].get("endpoint_url")
+        return stated or "the endpoint of the environment (AWS_ENDPOINT_URL)"
+
     def options(self) -> dict[str, Any]:
         """Return the arguments of an `s3fs.S3FileSystem`; they hold the secret."""
         client = {name: here for name, here in self._client_settings().items() if here is not None}

@@ -34,6 +34,8 @@ _WRONG_CREDENTIALS = frozenset(
     }
 )
 _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
+_NOT_S3 = frozenset({"400", "404", "405", "501"})
+"""HTTP statuses of an answer that has no code of S3's."""
 _NOT_IMPLEMENTED = frozenset({"NotImplemented", "501"})
 
 
@@ -101,6 +103,8 @@ def reason(error: BaseException, uri: str, access: S3Access) -> str:
             "s3:GetObject and s3:ListBucket, for a run also s3:PutObject and "
             "s3:AbortMultipartUpload"
         )
+    if code in _NOT_S3:
+        return f"{error}; is a store that speaks the S3 API at {access.address}?"
     return str(error)
 
 

@@ -177,7 +177,7 @@ class IterationLedger:
             )
             files.put_json(self.storage, self._record_key(stage), record.model_dump(mode="json"))
             logger.info(
-                "run=%s iteration=%d stage=%s done in %.1f s: %s",
+                "run=%s iteration=%d stage=%s done in %.1f s %s",
                 self.run_id,
                 self.iteration,
                 stage,

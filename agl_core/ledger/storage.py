@@ -12,6 +12,7 @@ a crash of
 A crash may leave temporary files or unfinished multipart uploads; they are never listed as keys.
 """
 
+import re
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -107,9 +108,12 @@ def open_storage(
         conditional_put: What the preflight found out about an S3 store.
 
     Raises:
-        ConfigError: The URI has another scheme, or settings of S3 come with a local path.
+        ConfigError: The URI has another scheme or names no bucket, or settings of S3 come with a
+            local path.
     """
     if uri.startswith("s3://"):
+        if not re.match(r"s3://[a-z0-9][a-z0-9._-]+(/|$)", uri, re.IGNORECASE):
+            raise ConfigError(f"ledger {uri!r} names no bucket: use s3://bucket/prefix")
         from agl_core.ledger.s3_storage import S3Storage
 
         return S3Storage(uri, access, conditional_put=conditional_put)

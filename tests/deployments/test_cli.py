@@ -19,6 +19,7 @@ from agl_core.preflight import prepare_run
 from deployments.cli import read_config
 from tests.conftest import CALCULATOR
 
+MARK = "AGL_TEST_MARK"
 AGL = [sys.executable, "-c", "from deployments.cli import main; main()"]
 
 
@@ -117,7 +118,10 @@ def test_help_teaches(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"run_ids": "x"}, "run_ids: Extra inputs are not permitted"),
+        ({"run_ids": "x"}, "unknown setting 'run_ids'; did you mean 'run_id'?"),
+        ({"rollout": {"timeout_second": 1}}, "did you mean 'timeout_seconds'?"),
+        ({"serving": {"url": "127.0.0.1:9"}}, "serving.url: String should match pattern"),
+        ({"ledger": "s3://"}, "ledger 's3://' names no bucket: use s3://bucket/prefix"),
         ({"run_id": "Not A Name"}, "run_id: String should match pattern"),
         ({"agent": "examples.nothing:x"}, "cannot import 'examples.nothing'"),
         ({"agent": "examples.calculator.agent:nothing"}, "nothing"),
@@ -154,6 +158,9 @@ def test_a_bucket_that_does_not_exist_is_named(tmp_path: Path, s3_uri: str):
     done = agl("run", str(write_config(tmp_path, ledger="s3://no-such-bucket/x")))
     assert done.returncode == 2
     assert "ledger s3://no-such-bucket/x: cannot write there: there is no bucket" in done.stderr
+    shown = agl("ledger", "show", "x", "--ledger", "s3://no-such-bucket/x")
+    assert shown.returncode == 2
+    assert "there is no bucket no-such-bucket" in shown.stderr
 
 
 def test_an_address_that_is_no_engine_is_said(tmp_path: Path, s3_server: str):
@@ -182,9 +189,8 @@ def test_a_run_with_its_own_server_ends_well_and_leaves_no_process(tmp_path: Pat
     verl |= {"trainer.total_training_steps": 1, "data.val_batch_size": 4}
     config = write_config(tmp_path, algorithm={"type": "verl", "config": verl})
     root = Path.cwd()
-    env = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    env = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", MARK: str(tmp_path)}
     (tmp_path / "examples").symlink_to(root / "examples")
-    before = children()
     done = subprocess.run(
         [*AGL, "run", str(config)],
         cwd=tmp_path,
@@ -199,7 +205,7 @@ def test_a_run_with_its_own_server_ends_well_and_leaves_no_process(tmp_path: Pat
     assert "Reward plot: " in done.stdout
     plot = next((tmp_path / "ledger").rglob("reward.png"))
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert children() <= before
+    assert alive(str(tmp_path)) == []
 
     again = agl("run", str(config), PYTHONPATH=str(root))
     assert again.returncode == 0
@@ -223,13 +229,14 @@ def test_a_signal_ends_a_run_and_its_children_soon_and_leaves_it_resumable(
     (tmp_path / "tmp").mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env |= {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
+    env[MARK] = str(tmp_path)
     command = [*AGL, "run", str(write_config(tmp_path))]
-    before = children()
     run = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 200
     while not list((tmp_path / "ledger").rglob("iterations/000000/rollouts/*/claims/*.json")):
         assert time.monotonic() < deadline, "no rollout was begun in time"
         time.sleep(0.1)
+    assert len(alive(str(tmp_path))) >= 3, "the run, its server, its engine"
     sent = time.monotonic()
     run.send_signal(number)
     _, said = run.communicate(timeout=60)
@@ -237,7 +244,7 @@ def test_a_signal_ends_a_run_and_its_children_soon_and_leaves_it_resumable(
     assert run.returncode == 130
     assert said.endswith("agl: interrupted; the same command goes on where the ledger ends\n")
     assert "Traceback" not in said
-    while children() - before:
+    while alive(str(tmp_path)):
         assert time.monotonic() < sent + 60, "a server or an engine lives on"
         time.sleep(0.5)
     files = [path for path in (tmp_path / "ledger").rglob("*") if path.is_file()]
@@ -246,11 +253,13 @@ def test_a_signal_ends_a_run_and_its_children_soon_and_leaves_it_resumable(
     assert verified.returncode == 0
 
 
-def children() -> set[str]:
-    """Servers and engines that run now."""
-    found = set()
+def alive(mark: str) -> list[str]:
+    """Processes that a command with this mark in its environment started, itself included."""
+    found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if "prefect server" in command or "uvicorn" in command or "engine_main" in command:
-            found.add(f"{process.info['pid']}: {command}")
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid}: {' '.join(process.info['cmdline'])}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
     return found

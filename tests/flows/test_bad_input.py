@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.exceptions import PrefectHTTPStatusError
 
 from agl_core.config import RunConfig
@@ -130,6 +132,10 @@ async def test_a_name_that_grows_too_long_is_refused(engine: ModelServer, tmp_pa
     config = small_run(engine.url, str(tmp_path / "ledger"), run_id="x" * 60)
     check_sentence(await refusal(config, new_run=True), "run_id: String should match pattern")
     assert not (tmp_path / "ledger").exists()
+    async with get_client() as client:
+        names = FlowRunFilterName(like_=f"{config.run_id}-2")
+        (run,) = await client.read_flow_runs(flow_run_filter=FlowRunFilter(name=names))
+    assert re.fullmatch(r"x{60}-\d{8}-\d{6}", run.name), "the UI shows the run's own name"
 
 
 def test_whoever_calls_the_flow_gets_the_error_itself(tmp_path: Path):
