@@ -253,11 +253,27 @@ def full_qualified_name(kind: type) -> str:
 
 
 def format_exception_attributes(exception: BaseException) -> dict[str, Primitive]:
-    """Return the attributes that OpenTelemetry gives an exception."""
-    lines = traceback.format_exception(exception)
+    """Return the attributes that OpenTelemetry gives an exception, also one that has no text."""
+    try:
+        stacktrace = "".join(traceback.format_exception(exception))
+    except Exception as error:  # noqa: BLE001 - any code may run in there
+        stacktrace = f"not available: {type(error).__name__}"
     return {
         semconv.EXCEPTION_TYPE: full_qualified_name(type(exception)),
-        semconv.EXCEPTION_MESSAGE: str(exception),
-        semconv.EXCEPTION_STACKTRACE: "".join(lines),
+        semconv.EXCEPTION_MESSAGE: safe_str(exception),
+        semconv.EXCEPTION_STACKTRACE: stacktrace,
         semconv.EXCEPTION_ESCAPED: True,
     }
+
+
+def describe_exception(exception: BaseException) -> str:
+    """Return an exception's class and text."""
+    return f"{type(exception).__name__}: {safe_str(exception)}"
+
+
+def safe_str(value: Any) -> str:
+    """Return the text of a value, or where it has none (its `__str__` raises) its class."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - any code may run in there
+        return f"<{full_qualified_name(type(value))} without text>"
