@@ -156,7 +156,7 @@ def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
     from openai import NotGiven, Omit
 
     fields = {k: v for k, v in request.items() if not isinstance(v, NotGiven | Omit)}
-    return to_plain({**fields, **(fields.get("extra_body") or {})})
+    return to_plain({**fields, **(fields.get("extra_body") or {})}, with_defaults=False)
 
 
 class _CallRecorder:
@@ -189,7 +189,8 @@ class _CallRecorder:
         elif isinstance(answer, AsyncStream):
             self._follow_async(answer)
         else:
-            self._end(to_plain(answer) if isinstance(answer, ChatCompletion) else None)
+            is_chat = isinstance(answer, ChatCompletion)
+            self._end(to_plain(answer, with_defaults=False) if is_chat else None)
         return result
 
     def _follow(self, stream: Any) -> None:
@@ -290,7 +291,7 @@ class _StreamedAnswer:
         if not self._num_chunks:
             return None
         snapshot = self._state.current_completion_snapshot
-        answer = to_plain(snapshot)
+        answer = to_plain(snapshot, with_defaults=False)
         is_complete = self._has_finished and not self._is_broken
         answer["prompt_token_ids"] = self._prompt_token_ids if is_complete else None
         for choice in answer["choices"][:1]:
