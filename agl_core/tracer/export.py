@@ -27,7 +27,7 @@ from agl_core.tracer.attempt_trace import AttemptTrace, local_sequence_id, span_
 
 logger = logging.getLogger(__name__)
 
-_REFUSALS = (ValueError, TypeError, NotImplementedError)
+_REFUSALS = (ValueError, TypeError, OverflowError, NotImplementedError)
 """Errors of a store that another try does not change."""
 _MAX_BACKOFF_SECONDS = 5.0
 _MAX_REFUSED = 20
