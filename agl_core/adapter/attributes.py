@@ -45,8 +45,14 @@ def _with_lists(value: Any) -> Any:
         return value
     nested = {name: _with_lists(entry) for name, entry in value.items()}
     if all(name.isascii() and name.isdecimal() for name in nested):
-        return [nested[name] for name in sorted(nested, key=int)]
+        return [nested[name] for name in sorted(nested, key=_number)]
     return nested
+
+
+def _number(digits: str) -> tuple[int, str]:
+    """Return what orders decimal numbers; `int` takes 4300 digits at most."""
+    significant = digits.lstrip("0")
+    return len(significant), significant
 
 
 def parse_json(value: Any) -> Any:

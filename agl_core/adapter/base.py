@@ -52,9 +52,10 @@ def as_spans(source: Iterable[Span | ReadableSpan]) -> list[Span]:
 
 def _from_sdk(span: ReadableSpan, position: int) -> Span:
     attributes: dict[str, Any] = dict(span.attributes or {})
+    sequence_id = attributes.get(semconv.SEQUENCE_ID)
     return Span.from_opentelemetry(
         span,
         rollout_id=str(attributes.get(semconv.ROLLOUT_ID, "")),
         attempt_id=str(attributes.get(semconv.ATTEMPT_ID, "")),
-        sequence_id=int(attributes.get(semconv.SEQUENCE_ID, position)),
+        sequence_id=sequence_id if isinstance(sequence_id, int) else position,
     )

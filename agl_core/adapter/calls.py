@@ -2,20 +2,28 @@
 
 One call is often recorded several times: by the agent's client, which knows the agent but may not
 keep token ids, and by the proxy, which has the ids but stands beside the agent's spans. Spans with
-the same response id are one call, as is a span without one inside the span of a call. Such a call
-has its agent from one and its token ids from the other. Spans that our proxy numbered differently
-are different calls, even where a server gives the same id twice.
+the same response id are one call, as is a span without one inside the span of a call, if it is the
+only such one there. Such a call has its agent from one and its token ids from the other. Spans that
+our proxy or tracer numbered differently are different calls, even where a server gives the same id
+twice.
 """
 
 import math
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
-from agl_core.adapter.llm_call import Dialect, LLMCall, find_dialect, read_attributes
+from agl_core.adapter.llm_call import (
+    Dialect,
+    LLMCall,
+    find_dialect,
+    read_attributes,
+    read_response_id,
+)
 from agl_core.adapter.rewards import CallPlace
 from agl_core.adapter.span_tree import TraceTree
 from agl_core.emitter.reward import get_reward_value
@@ -107,6 +115,7 @@ def sight_calls(
     """
     is_call = re.compile(llm_call_match)
     sightings: dict[str, list[Sighting]] = {}
+    lonely = _only_anonymous_calls(tree, is_call)
     waiting = [(tree, _Surroundings())]
     while waiting:
         node, above = waiting.pop()
@@ -115,7 +124,8 @@ def sight_calls(
         dialect = find_dialect(span) or (Dialect.UNKNOWN if has_name else None)
         if dialect is not None:
             call = read_attributes(span.attributes, dialect)
-            own_key = call_key(span, call.response_id, above.call_key)
+            outer = above.call_key if span.span_id in lonely else None
+            own_key = call_key(span, call.response_id, outer)
             key = own_key if has_name else key
             sightings.setdefault(own_key, []).append(
                 Sighting(
@@ -136,6 +146,31 @@ def sight_calls(
         )
         waiting.extend((child, below) for child in reversed(node.children))
     return sightings
+
+
+def _only_anonymous_calls(tree: TraceTree, is_call: re.Pattern[str]) -> set[str]:
+    """Return the spans of calls without response id that may be the call that they are in."""
+    inside: list[tuple[Span, str]] = []
+    waiting: list[tuple[TraceTree, str | None]] = [(tree, None)]
+    while waiting:
+        node, outer = waiting.pop()
+        has_name = is_call.search(node.span.name) is not None
+        if has_name or find_dialect(node.span) is not None:
+            if outer is not None and not read_response_id(node.span.attributes):
+                inside.append((node.span, outer))
+            outer = node.span.span_id if has_name else outer
+        waiting.extend((child, outer) for child in node.children)
+    return only_ones(inside)
+
+
+def only_ones(inside: Sequence[tuple[Span, str]]) -> set[str]:
+    """Return the spans that are alone in their call; one that failed leaves the others alone.
+
+    Args:
+        inside: Spans without response id, with the id of the span of the call that each is in.
+    """
+    answered = Counter(outer for span, outer in inside if _is_answered(span))
+    return {span.span_id for span, outer in inside if answered[outer] < 2}
 
 
 def call_key(span: Span, response_id: str | None, outer: str | None) -> str:
@@ -189,10 +224,11 @@ def sort_out(
 def in_order(calls: Sequence[FoundCall]) -> list[FoundCall]:
     """Return calls in the order in which they were made.
 
-    The proxy's numbers decide where every call has one, for no clock can upset them; else the
-    times of start, and where one is unknown, the sequence ids.
+    The numbers of the proxy or the tracer decide where every call has one of its own, for no clock
+    can upset them; else the times of start, and where one is unknown, the sequence ids.
     """
-    if all(found.call.call_index is not None for found in calls):
+    numbers = {found.call.call_index for found in calls}
+    if None not in numbers and len(numbers) == len(calls):
         return sorted(calls, key=lambda found: found.call.call_index or 0)
     if all(found.span.start_time is not None for found in calls):
         return sorted(calls, key=lambda f: (f.span.start_time or 0.0, f.span.sequence_id))
@@ -228,7 +264,11 @@ def _main_sighting(group: Sequence[Sighting], agents: Sequence[str]) -> Sighting
 
 
 def _answered(sighting: Sighting) -> bool:
-    return sighting.span.status.status_code != "ERROR"
+    return _is_answered(sighting.span)
+
+
+def _is_answered(span: Span) -> bool:
+    return span.status.status_code != "ERROR"
 
 
 def _drop_reason(group: Sequence[Sighting], found: FoundCall) -> CallDropReason | None:

@@ -14,6 +14,7 @@ import orjson
 
 from agl_core import semconv
 from agl_core.adapter.attributes import as_dict, as_list, parse_json, unflatten
+from agl_core.tracer.attributes import safe_str
 
 ChatMessage = dict[str, Any]
 """One of OpenAI's messages: `role`, `content`, and where they apply `tool_calls`, `tool_call_id`,
@@ -140,7 +141,7 @@ def _content_part(part: dict[str, Any]) -> dict[str, Any]:
 def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return parts as one text where all are text."""
     if all(part.get("type") == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
+        return "".join(_as_text(part.get("text")) for part in parts)
     return parts
 
 
@@ -206,4 +207,9 @@ def _as_text(value: Any, missing: str = "") -> str:
     """Return text as it is, and any other value as JSON."""
     if value is None:
         return missing
-    return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value, default=safe_str).decode()
+    except TypeError:  # an integer beyond 64 bits, text that is no Unicode, or too deep
+        return safe_str(value)

@@ -19,6 +19,7 @@ from typing import Any
 from agl_core import semconv
 from agl_core.adapter.attributes import as_dict, as_list, parse_json, parse_literal, unflatten
 from agl_core.adapter.chat import FLAT_COMPLETION, FLAT_PROMPT, Chat, read_chat
+from agl_core.emitter.reward import to_float
 from agl_core.types.tracer import SpanLike
 
 OPERATION_OUTPUT = "agentlightning.operation.output"
@@ -199,11 +200,11 @@ def _openinference_answer(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _token_ids(recorded: Any) -> list[int] | None:
-    """Return a list of integers, or the first list of several; None for anything else."""
+    """Return a list of token ids, or the first list of several; None for anything else."""
     ids = as_list(parse_literal(recorded))
     if ids and isinstance(ids[0], list | tuple):
         ids = list(ids[0])
-    return ids if ids and set(map(type, ids)) == {int} else None
+    return ids if ids and set(map(type, ids)) == {int} and min(ids) >= 0 else None
 
 
 def _logprobs(recorded: Any) -> list[float] | None:
@@ -214,9 +215,10 @@ def _logprobs(recorded: Any) -> list[float] | None:
     values: list[Any] = []
     for entry in map(parse_json, as_list(parse_literal(recorded))):
         values.append(entry.get("logprob") if isinstance(entry, Mapping) else entry)
-    if values and set(map(type, values)) <= {int, float} and all(map(math.isfinite, values)):
-        return [float(value) for value in values]
-    return None
+    if not values or not set(map(type, values)) <= {int, float}:
+        return None
+    logprobs = [to_float(value) for value in values]
+    return logprobs if all(map(math.isfinite, logprobs)) else None
 
 
 def _read_request(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from agl_core import semconv
 from agl_core.adapter.attributes import as_dict, as_list, unflatten
-from agl_core.emitter.reward import DEFAULT_REWARD_NAME, final_reward, get_reward_value
+from agl_core.emitter.reward import DEFAULT_REWARD_NAME, final_reward, get_reward_value, to_float
 from agl_core.types.tracer import Span
 
 
@@ -151,7 +151,9 @@ def _match(
     links = _LinkIndex(all_calls)
     attached: list[list[EmittedReward]] = [[] for _ in calls]
     unmatched: list[EmittedReward] = []
-    emitted = [(p, s) for p, s in enumerate(spans) if get_reward_value(s) is not None]
+    # By id: a span that is in the list twice is one reward, at its last place.
+    by_id = {s.span_id: (p, s) for p, s in enumerate(spans) if get_reward_value(s) is not None}
+    emitted = sorted(by_id.values(), key=lambda placed: placed[0])
     for number, (position, span) in enumerate(emitted, start=1):
         reward = _read_reward(span)
         index = links.find(span)
@@ -211,5 +213,5 @@ def _read_reward(span: Span) -> EmittedReward:
     recorded: Any = unflatten(span.attributes, semconv.REWARD_PREFIX)
     for entry in map(as_dict, as_list(recorded)):
         if isinstance(entry.get("value"), int | float):
-            values[str(entry.get("name"))] = float(entry["value"])
+            values[str(entry.get("name"))] = to_float(entry["value"])
     return EmittedReward(span.span_id, value, values or {DEFAULT_REWARD_NAME: value})

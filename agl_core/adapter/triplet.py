@@ -26,6 +26,7 @@ from agl_core.adapter.calls import (
     FoundCall,
     Sighting,
     call_key,
+    only_ones,
     sight_calls,
     sort_out,
 )
@@ -200,14 +201,20 @@ class LlmProxyTraceToTriplet(ReportingAdapter):
     def adapt_with_report(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> AdaptResult:
         """Return the attempt's triplets by sequence id, and what gave none."""
         spans = as_spans(source)
+        recorded = [
+            (position, span, read_attributes(span.attributes, dialect))
+            for position, span in sorted(enumerate(spans), key=_sequence_order)
+            if (dialect := find_dialect(span)) is Dialect.AGL or dialect is Dialect.LITELLM
+        ]
+        anonymous = [
+            (span, span.parent_id or "") for _, span, call in recorded if not call.response_id
+        ]
+        lonely = only_ones(anonymous)
         keys: dict[str, str] = {}
         sightings: dict[str, list[Sighting]] = {}
-        for position, span in sorted(enumerate(spans), key=_sequence_order):
-            dialect = find_dialect(span)
-            if dialect is not Dialect.AGL and dialect is not Dialect.LITELLM:
-                continue
-            call = read_attributes(span.attributes, dialect)
-            key = call_key(span, call.response_id, keys.get(span.parent_id or ""))
+        for position, span, call in recorded:
+            outer = keys.get(span.parent_id or "") if span.span_id in lonely else None
+            key = call_key(span, call.response_id, outer)
             keys[span.span_id] = key
             sightings.setdefault(key, []).append(Sighting(span, position, span.parent_id, call))
         search = sort_out(sightings.values(), agent_match=None, skip_in_reward=False)

@@ -18,6 +18,7 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Sp
 
     Raises:
         RuntimeError: The code runs outside of any attempt.
-        ValueError: A name is not a string, or a value is not a primitive.
+        ValueError: A name is not a string, is empty or there twice once flattened, or a value is
+            not a primitive.
     """
     return emit(semconv.ANNOTATION_SPAN, annotation, propagate=propagate)

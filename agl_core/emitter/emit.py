@@ -31,9 +31,13 @@ def emit(
 
     Raises:
         RuntimeError: `propagate`, and no tracer is active.
-        ValueError: A name is not a string, or a value is not a primitive.
+        ValueError: A name is not a string, is empty or there twice once flattened, or a value is
+            not a primitive.
     """
-    flat = flatten_attributes(attributes)
+    try:
+        flat = flatten_attributes(attributes)
+    except RecursionError as error:
+        raise ValueError(f"attributes of {name} are nested too deeply") from error
     check_attributes_sanity(flat)
     tracer = tracer_for(propagate)
     if resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):

@@ -5,7 +5,7 @@ from typing import Any
 
 from agl_core import semconv
 from agl_core.emitter.emit import emit
-from agl_core.tracer.attributes import format_exception_attributes
+from agl_core.tracer.attributes import format_exception_attributes, safe_str
 from agl_core.types.tracer import SpanCoreFields, TraceStatus
 
 
@@ -30,5 +30,5 @@ def emit_exception(
         semconv.EXCEPTION_SPAN,
         {**(attributes or {}), **format_exception_attributes(exception)},
         propagate=propagate,
-        status=TraceStatus(status_code="ERROR", description=str(exception)),
+        status=TraceStatus(status_code="ERROR", description=safe_str(exception)),
     )

@@ -1,6 +1,6 @@
 """Objects: values that an agent records in its attempt, to be read back from the span.
 
-type     the value's class         str, int, float, bool, bytes, else its full name
+type     the value's class         str, int, float, bool, bytes (subclasses too), else its full name
 literal  text of a primitive       base64 for bytes
 json     anything else
 """
@@ -41,11 +41,14 @@ def encode_object(object: Any) -> dict[str, str]:
     Raises:
         RuntimeError: JSON cannot express it.
     """
-    kind = full_qualified_name(type(object))
+    kind = "bytes" if isinstance(object, bytes) else full_qualified_name(type(object))
     if isinstance(object, bytes):
         literal = base64.b64encode(object).decode("ascii")
     elif kind in _DECODERS:
-        literal = str(object)
+        try:
+            literal = str(object)
+        except ValueError as error:  # Python makes no text of more than 4300 digits
+            raise RuntimeError(f"this {kind} cannot be recorded: {error}") from error
     else:
         return {semconv.OBJECT_TYPE: kind, semconv.OBJECT_JSON: _to_json(object)}
     return {semconv.OBJECT_TYPE: kind, semconv.OBJECT_LITERAL: literal}
@@ -54,7 +57,7 @@ def encode_object(object: Any) -> dict[str, str]:
 def _to_json(object: Any) -> str:
     try:
         return json.dumps(object)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RuntimeError(
             f"Object must be JSON serializable, a {type(object).__name__} is not: {error}"
         ) from error
@@ -70,7 +73,7 @@ def get_object_value(span: SpanLike) -> Any:
     if (text := attributes.get(semconv.OBJECT_JSON)) is not None:
         try:
             return json.loads(text)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise RuntimeError(f"object of span {span.name!r} is not JSON: {error}") from error
     if (literal := attributes.get(semconv.OBJECT_LITERAL)) is None:
         return None

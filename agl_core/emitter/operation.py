@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -16,6 +17,8 @@ from agl_core.tracer.attributes import (
 )
 from agl_core.tracer.recording import SpanRecording
 from agl_core.types.tracer import AttributeValue, SpanCoreFields
+
+logger = logging.getLogger(__name__)
 
 AnyFunction = Callable[..., Any]
 
@@ -34,7 +37,8 @@ def operation(
         with operation(name="search") as op:
             op.set_input(query); op.set_output(hits)
 
-    Values that OpenTelemetry cannot record are recorded as JSON, else as text.
+    Values that OpenTelemetry cannot record are recorded as JSON, else as text. What cannot be
+    recorded at all is left out, with a warning (said once): the function runs all the same.
 
     Args:
         function: When used as a decorator without arguments.
@@ -42,6 +46,8 @@ def operation(
         attributes: Of the span; `name` is short for `agentlightning.operation.name`.
 
     Raises:
+        TypeError: The function is a generator: its block runs on after it returned. Use
+            `with operation(...)` inside of it.
         ValueError: A name is given as the first argument, or twice.
     """
     if function is not None and not callable(function):
@@ -64,13 +70,18 @@ class OperationContext:
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Return the function with its calls recorded."""
-        signature = inspect.signature(function)
-        attributes = {semconv.OPERATION_NAME: function.__name__, **self._attributes}
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{_name_of(function)} is a generator, whose calls cannot be recorded; use "
+                "`with operation(...)` inside of it"
+            )
+        signature = _signature_of(function)
+        attributes = {semconv.OPERATION_NAME: _name_of(function), **self._attributes}
 
         def record() -> OperationContext:
             return OperationContext(attributes, propagate=self._propagate)
 
-        if inspect.iscoroutinefunction(function):
+        if _is_async(function):
 
             @functools.wraps(function)
             async def call_async(*args: Any, **kwargs: Any) -> Any:
@@ -110,14 +121,17 @@ class OperationContext:
     def set_input(self, *args: Any, **kwargs: Any) -> None:
         """Record inputs: positional ones under `args.<i>`, the others under their names."""
         positional = {"args": _indexed(args)} if args else {}
-        self._record(semconv.OPERATION_INPUT, {**positional, **kwargs})
+        self._record_inputs({**positional, **kwargs})
 
     def set_parameters(
-        self, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Record the arguments of a call under the names of its parameters, `self` left out, those
-        of `*args` with their number.
+        of `*args` with their number; without a signature as `set_input` does.
         """
+        if signature is None:
+            self.set_input(*args, **kwargs)
+            return
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:  # the call itself will say what is wrong
@@ -131,7 +145,7 @@ class OperationContext:
                 named[name] = _indexed(value)
             elif name not in ("self", "cls"):
                 named[name] = value
-        self._record(semconv.OPERATION_INPUT, named)
+        self._record_inputs(named)
 
     def set_output(self, output: Any) -> None:
         """Record the output."""
@@ -145,13 +159,47 @@ class OperationContext:
         """
         return self._entered().get_recorded_span()
 
+    def _record_inputs(self, named: Mapping[str, Any]) -> None:
+        for name, value in named.items():
+            self._record(f"{semconv.OPERATION_INPUT}.{name}", value)
+
     def _record(self, prefix: str, value: Any) -> None:
-        self._entered().record_attributes(_to_attributes(prefix, value))
+        recording = self._entered()
+        try:
+            recording.record_attributes(_to_attributes(prefix, value))
+        except Exception:  # noqa: BLE001 - code of the values runs here; the agent's goes on
+            _warn_not_recorded()
 
     def _entered(self) -> SpanRecording:
         if self._recording is None:
             raise RuntimeError("the operation has not begun: use `with operation(...) as op:`")
         return self._recording
+
+
+@functools.cache
+def _warn_not_recorded() -> None:
+    logger.warning("a value of an operation not recorded (said once)", exc_info=True)
+
+
+def _is_async(function: AnyFunction) -> bool:
+    """Say whether a function, or an object that is called, returns a coroutine."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - its own kind is asked for
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _name_of(function: AnyFunction) -> str:
+    """Return the name of a function, of what a partial calls, or of an object's class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _signature_of(function: AnyFunction) -> inspect.Signature | None:
+    """Return a function's signature; None where it has none (some that are written in C)."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None
 
 
 def _indexed(values: Sequence[Any]) -> dict[str, Any]:
@@ -172,6 +220,6 @@ def _to_attributes(prefix: str, value: Any) -> dict[str, AttributeValue]:
     """Return a value as attributes; lists of primitives stay whole."""
     try:
         nested = flatten_attributes({prefix: to_plain(value)}, expand_leaf_lists=False)
-    except RecursionError:  # it contains itself
-        nested = {prefix: str(value)}
+    except (RecursionError, ValueError):  # too deep, or names that cannot be flattened
+        nested = {prefix: value}
     return sanitize_attribute_values(nested)

@@ -11,6 +11,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -47,7 +48,7 @@ def emit_reward(
     """Record a reward in the current attempt and return its span.
 
     Args:
-        reward: One number (bool and int count as float), or several by name.
+        reward: One number (anything real, numpy's too, is taken as float), or several by name.
         primary_key: Which of several rewards is the one to train on; required with a dict, refused
             with a number.
         attributes: Further attributes of the span.
@@ -72,13 +73,16 @@ def _named_rewards(
     """Return names and values, the primary reward first."""
     if isinstance(reward, Mapping):
         if primary_key is None or primary_key not in reward:
-            raise ValueError(f"primary_key must name one of {sorted(reward)}, got {primary_key!r}")
+            names = sorted(map(str, reward))
+            raise ValueError(f"primary_key must name one of {names}, got {primary_key!r}")
         for name, value in reward.items():
-            if not isinstance(value, int | float):
+            if not isinstance(name, str):
+                raise ValueError(f"the name of reward {name!r} is not a string")
+            if not isinstance(value, Real):
                 raise ValueError(f"reward {name!r} is {value!r}, not a number")
         names = [primary_key, *(name for name in reward if name != primary_key)]
         return [(name, check_reward(reward[name])) for name in names]
-    if not isinstance(reward, int | float):
+    if not isinstance(reward, Real):
         raise TypeError(f"a reward is a number or a dict of numbers, got {type(reward).__name__}")
     if primary_key is not None:
         raise ValueError(f"primary_key {primary_key!r} needs a dict of rewards, got a number")
@@ -89,11 +93,20 @@ def check_reward(reward: float) -> float:
     """Return the reward as a float.
 
     Raises:
-        ValueError: It is NaN or infinite.
+        ValueError: It is NaN, infinite, or too large for a float.
     """
-    if not math.isfinite(reward):
-        raise ValueError(f"a reward must be finite, got {reward!r}")
-    return float(reward)
+    value = to_float(reward)
+    if not math.isfinite(value):
+        raise ValueError(f"a reward must be finite, got {value!r}")
+    return value
+
+
+def to_float(number: float) -> float:
+    """Return a number as a float; one that is too large is infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def get_reward_value(span: SpanLike) -> float | None:
@@ -111,7 +124,7 @@ def get_reward_value(span: SpanLike) -> float | None:
     candidates.append(attributes.get(semconv.EVALUATION_SCORE))
     for candidate in candidates:
         if isinstance(candidate, int | float):
-            return float(candidate)
+            return to_float(candidate)
     return None
 
 
@@ -119,7 +132,7 @@ def _agentops_reward(output: Any) -> Any:
     if isinstance(output, str):
         try:
             output = json.loads(output)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if isinstance(output, Mapping) and output.get("type") == "reward":
         return output.get("value")
@@ -169,7 +182,7 @@ def final_reward(returned: float | None, spans: Iterable[SpanLike]) -> float | N
     emitted = find_final_reward(spans)
     if returned is None:
         return None if emitted is None else check_reward(emitted)
-    if emitted is not None and emitted != float(returned):
+    if emitted is not None and emitted != to_float(returned):
         _warn_rewards_differ()
     return check_reward(returned)
 

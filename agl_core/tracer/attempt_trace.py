@@ -45,7 +45,7 @@ class AttemptTrace:
 
     def record(self, span: ReadableSpan) -> SpanRecord:
         """Return one of the spans as a record; its fields have the ids, not its attributes."""
-        number = self._stored_ids.get(_span_id(span), local_sequence_id(span))
+        number = self._stored_ids.get(span_id(span), local_sequence_id(span))
         record = SpanRecord.from_opentelemetry(span, self.rollout_id, self.attempt_id, number)
         for name in (semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID):
             record.attributes.pop(name, None)
@@ -53,11 +53,11 @@ class AttemptTrace:
 
     def is_numbered(self, span: ReadableSpan) -> bool:
         """Say whether a store gave the span a sequence id."""
-        return _span_id(span) in self._stored_ids
+        return span_id(span) in self._stored_ids
 
     def number(self, span: ReadableSpan, sequence_id: int) -> None:
         """Note the sequence id that a store gave a span."""
-        self._stored_ids[_span_id(span)] = sequence_id
+        self._stored_ids[span_id(span)] = sequence_id
 
     def on_end(self, listener: Callable[[], None]) -> None:
         """Call a listener after each span that ends, in the thread where it does."""
@@ -115,6 +115,12 @@ class AttemptTrace:
             )
         return True
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the attempt has ended."""
+        with self._lock:
+            return self._closed
+
     def close(self) -> None:
         """Accept no more spans."""
         with self._lock:
@@ -135,7 +141,8 @@ def local_sequence_id(span: ReadableSpan) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _span_id(span: ReadableSpan) -> int:
+def span_id(span: ReadableSpan) -> int:
+    """Return a recorded span's id."""
     context = span.get_span_context()
     assert context is not None, "a span that was recorded has a context"
     return context.span_id

@@ -50,9 +50,14 @@ def flatten_attributes(
             is a leaf.
 
     Raises:
-        ValueError: A key is not a string.
+        ValueError: A key is not a string or is empty, or two leaves have the same dotted name.
     """
-    return dict(_leaves("", nested, expand_leaf_lists))
+    flat: dict[str, Any] = {}
+    for name, value in _leaves("", nested, expand_leaf_lists):
+        if name in flat:
+            raise ValueError(f"two values have the attribute name {name!r}")
+        flat[name] = value
+    return flat
 
 
 def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[str, Any]]:
@@ -66,17 +71,30 @@ def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[st
     for name, child in children:
         if not isinstance(name, str):
             raise ValueError(f"attribute name {name!r} under {path!r} is not a string")
+        if not name:
+            raise ValueError(f"an attribute name under {path!r} is empty")
         yield from _leaves(f"{path}.{name}" if path else name, child, expand_leaf_lists)
 
 
-def to_plain(value: Any) -> Any:
-    """Return pydantic models and mappings as dicts with string keys, however deep."""
+def to_plain(value: Any, *, with_defaults: bool = True) -> Any:
+    """Return pydantic models and mappings as dicts with string keys, however deep.
+
+    Args:
+        value: What JSON cannot express in a model (bytes that are no text) stays as it is.
+        with_defaults: Whether fields of models that nobody set are in the dicts.
+    """
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_unset=True, warnings=False)
+        try:
+            return value.model_dump(mode="json", exclude_unset=not with_defaults, warnings=False)
+        except ValueError:
+            fields = value.model_dump(exclude_unset=not with_defaults, warnings=False)
+            return to_plain(fields, with_defaults=with_defaults)
     if isinstance(value, Mapping):
-        return {str(name): to_plain(child) for name, child in value.items()}
+        return {
+            str(name): to_plain(child, with_defaults=with_defaults) for name, child in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [to_plain(child) for child in value]
+        return [to_plain(child, with_defaults=with_defaults) for child in value]
     return value
 
 
@@ -147,8 +165,8 @@ def sanitize_attribute_value(value: Any) -> AttributeValue:
         return list(value)
     try:
         return json.dumps(value)
-    except (TypeError, ValueError):
-        return str(value)
+    except (TypeError, ValueError, RecursionError):
+        return safe_str(value)
 
 
 def sanitize_attribute_values(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
@@ -232,7 +250,7 @@ def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkAtt
 
 
 def query_linked_spans(spans: Iterable[AnySpan], links: Iterable[LinkAttributes]) -> list[AnySpan]:
-    """Return the spans that all links match."""
+    """Return the spans that all links match; attributes are compared as text."""
     links = list(links)
     return [span for span in spans if all(_matches(span, link) for link in links)]
 
@@ -242,7 +260,7 @@ def _matches(span: _Span, link: LinkAttributes) -> bool:
         return span.trace_id == link.value_match
     if link.key_match == "span_id":
         return span.span_id == link.value_match
-    return span.attributes.get(link.key_match) == link.value_match
+    return str(span.attributes.get(link.key_match, "")) == link.value_match
 
 
 def full_qualified_name(kind: type) -> str:
@@ -253,11 +271,27 @@ def full_qualified_name(kind: type) -> str:
 
 
 def format_exception_attributes(exception: BaseException) -> dict[str, Primitive]:
-    """Return the attributes that OpenTelemetry gives an exception."""
-    lines = traceback.format_exception(exception)
+    """Return the attributes that OpenTelemetry gives an exception, also one that has no text."""
+    try:
+        stacktrace = "".join(traceback.format_exception(exception))
+    except Exception as error:  # noqa: BLE001 - any code may run in there
+        stacktrace = f"not available: {type(error).__name__}"
     return {
         semconv.EXCEPTION_TYPE: full_qualified_name(type(exception)),
-        semconv.EXCEPTION_MESSAGE: str(exception),
-        semconv.EXCEPTION_STACKTRACE: "".join(lines),
+        semconv.EXCEPTION_MESSAGE: safe_str(exception),
+        semconv.EXCEPTION_STACKTRACE: stacktrace,
         semconv.EXCEPTION_ESCAPED: True,
     }
+
+
+def describe_exception(exception: BaseException) -> str:
+    """Return an exception's class and text."""
+    return f"{type(exception).__name__}: {safe_str(exception)}"
+
+
+def safe_str(value: Any) -> str:
+    """Return the text of a value, or where it has none (its `__str__` raises) its class."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - any code may run in there
+        return f"<{full_qualified_name(type(value))} without text>"

@@ -4,7 +4,6 @@ A tracer implements three things (`attempt`, `start_span`, `start_call`); what u
 call is built on them here. Many attempts may be open at once.
 """
 
-import asyncio
 import logging
 import secrets
 import time
@@ -158,15 +157,15 @@ class Tracer(ParallelWorkerBase, ABC):
             rollout_id, attempt_id = _own_ids()
             store = None
         if store is None:
-            with self.attempt(rollout_id, attempt_id, name=name) as trace:
-                yield self._remember(trace)
+            with self._remembered_attempt(rollout_id, attempt_id, name) as trace:
+                yield trace
             return
         exporter = SpanExporter(store)
         try:
-            with self.attempt(rollout_id, attempt_id, name=name) as trace:
-                exporter.start(self._remember(trace))
+            with self._remembered_attempt(rollout_id, attempt_id, name) as trace:
+                exporter.start(trace)
                 yield trace
-        except (asyncio.CancelledError, Exception):
+        except BaseException:  # whatever ends the attempt, also SystemExit
             try:
                 await exporter.finish()
             except AglError:  # what ended the attempt is the news
@@ -176,8 +175,7 @@ class Tracer(ParallelWorkerBase, ABC):
 
     def trace_run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and record it; `get_last_trace` has the spans."""
-        with self.attempt(*_own_ids(), name=_name_of(function)) as trace:
-            self._remember(trace)
+        with self._remembered_attempt(*_own_ids(), _name_of(function)):
             return function(*args, **kwargs)
 
     async def trace_run_async(
@@ -188,8 +186,8 @@ class Tracer(ParallelWorkerBase, ABC):
             return await function(*args, **kwargs)
 
     def get_last_trace(self) -> list[Span]:
-        """Return the spans of the attempt that this task or thread recorded last, or is recording;
-        where it recorded none, of the one begun last anywhere.
+        """Return the spans of the attempt that this task or thread is recording, else of the one it
+        recorded last; where it recorded none, of the one begun last anywhere.
         """
         here = _last_trace.get()
         trace = here[1] if here and here[0] is self else self._last_trace
@@ -205,10 +203,22 @@ class Tracer(ParallelWorkerBase, ABC):
             "there is no LangChain handler; the calls of its OpenAI models are recorded without one"
         )
 
-    def _remember(self, trace: AttemptTrace) -> AttemptTrace:
-        self._last_trace = trace
-        _last_trace.set((self, trace))
-        return trace
+    @contextmanager
+    def _remembered_attempt(
+        self, rollout_id: str, attempt_id: str, name: str | None
+    ) -> Generator[AttemptTrace]:
+        """Open an attempt that is the last trace; after it, the one around it is that again."""
+        outer, outer_anywhere = _last_trace.get(), self._last_trace
+        with self.attempt(rollout_id, attempt_id, name=name) as trace:
+            self._last_trace = trace
+            _last_trace.set((self, trace))
+            try:
+                yield trace
+            finally:
+                if outer is not None and not outer[1].is_closed:
+                    _last_trace.set(outer)
+                    if outer[1] is outer_anywhere:
+                        self._last_trace = outer_anywhere
 
     # For emitters.
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from opentelemetry import trace as otel
@@ -31,10 +31,13 @@ class DummyTracer(Tracer):
         """Open an attempt whose trace stays empty."""
         del name
         current = current_attempt.set(CurrentAttempt(self, rollout_id, attempt_id))
+        trace = AttemptTrace(rollout_id, attempt_id, max_spans=0)
         try:
-            yield AttemptTrace(rollout_id, attempt_id, max_spans=0)
+            yield trace
         finally:
-            current_attempt.reset(current)
+            trace.close()
+            with suppress(ValueError):  # left in another task than it was entered in
+                current_attempt.reset(current)
 
     def start_span(
         self,

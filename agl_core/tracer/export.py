@@ -4,12 +4,16 @@
     every window: ids for the batch, then the batch   two calls to the store, whatever its size
     attempt ends: the rest, retried until a deadline, else an error
 
+A batch that the store refuses is halved again and again, so that only the spans that it refuses are
+lost, by name; from the 20th on the rest of the batch goes with them.
+
 The store numbers the spans (its sequence ids order them among those that others write, such as a
 proxy elsewhere); within a batch they are in the order in which they started. What waits to be sent
 is what the trace keeps, so its limit bounds it.
 """
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Sequence
@@ -19,13 +23,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_core.errors import StoreError, TransientError
 from agl_core.store.base import LightningStore
-from agl_core.tracer.attempt_trace import AttemptTrace, local_sequence_id
+from agl_core.tracer.attempt_trace import AttemptTrace, local_sequence_id, span_id
 
 logger = logging.getLogger(__name__)
 
-_REFUSALS = (ValueError, TypeError, NotImplementedError)
+_REFUSALS = (ValueError, TypeError, OverflowError, NotImplementedError)
 """Errors of a store that another try does not change."""
 _MAX_BACKOFF_SECONDS = 5.0
+_MAX_REFUSED = 20
+"""Spans of an attempt that are found and named; a store that refuses more refuses the attempt."""
 
 
 class SpanExporter:
@@ -52,6 +58,10 @@ class SpanExporter:
         self._batch_spans = batch_spans
         self._deadline_seconds = deadline_seconds
         self._num_sent = 0
+        self._stored: set[int] = set()
+        """Span ids."""
+        self._refused: dict[int, str] = {}
+        """Names and reasons by span id."""
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -66,22 +76,47 @@ class SpanExporter:
                     loop.call_soon_threadsafe(self._wake.set)
 
         trace.on_end(wake)
-        self._task = asyncio.create_task(self._run(trace))
+        # Without the attempt's context: what the store's client records is no part of the attempt.
+        self._task = asyncio.create_task(self._run(trace), context=contextvars.Context())
 
     async def finish(self) -> None:
         """Send what is left and return when it is stored.
 
+        Who is cancelled here still waits for it, until the deadline; cancelled again, he does not.
+
         Raises:
-            StoreError: The store refuses it.
+            StoreError: The store refuses it, or some of it.
             TransientError: It could not be stored before the deadline.
         """
         if self._task is None:
             return
         self._closing.set()
         self._wake.set()
-        await self._task
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            await self._finish_cancelled(self._task)
+            raise
+
+    async def _finish_cancelled(self, task: asyncio.Task[None]) -> None:
+        """Wait for the task until the deadline; what it could not send is in the log."""
+        try:
+            await asyncio.wait([task], timeout=self._deadline_seconds)
+        finally:
+            if not task.done():
+                task.cancel()  # says what is lost
+            elif not task.cancelled() and (error := task.exception()):
+                logger.error("spans were lost: %s", error)
 
     async def _run(self, trace: AttemptTrace) -> None:
+        try:
+            await self._send_all(trace)
+        except asyncio.CancelledError:
+            if self._num_lost(trace):
+                logger.error("spans were lost, cancelled: %s", self._loss(trace))
+            raise
+
+    async def _send_all(self, trace: AttemptTrace) -> None:
         """Send one batch after another until told to finish, then the rest."""
         pause = self._window_seconds
         while not self._closing.is_set():
@@ -105,7 +140,8 @@ class SpanExporter:
             left = self._deadline_seconds - (time.monotonic() - started)
             try:
                 async with asyncio.timeout(left):
-                    return await self._send(trace)
+                    await self._send(trace)
+                break
             except _REFUSALS as error:
                 raise StoreError(f"{self._loss(trace)} were refused: {error}") from error
             except Exception as error:
@@ -117,13 +153,35 @@ class SpanExporter:
                 _warn(trace, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_BACKOFF_SECONDS)
+        if self._refused:
+            reasons = "; ".join(self._refused.values())
+            raise StoreError(f"{self._loss(trace)} were refused: {reasons}")
 
     async def _send(self, trace: AttemptTrace) -> None:
         """Send all spans that ended and were not sent, batch by batch."""
         while batch := trace.spans()[self._num_sent : self._num_sent + self._batch_spans]:
             await self._number(trace, batch)
-            await self._store.add_many_spans([trace.record(span) for span in batch])
+            await self._add(trace, [s for s in batch if span_id(s) not in self._refused])
             self._num_sent += len(batch)
+
+    async def _add(self, trace: AttemptTrace, batch: Sequence[ReadableSpan]) -> None:
+        """Store numbered spans; of a batch that is refused, those that are not refused alone."""
+        if not batch:
+            return
+        try:
+            await self._store.add_many_spans([trace.record(span) for span in batch])
+        except _REFUSALS as error:
+            if len(batch) > 1:
+                half = len(batch) // 2
+                await self._add(trace, batch[:half])
+                await self._add(trace, batch[half:])
+                return
+            if len(self._refused) + 1 >= _MAX_REFUSED:
+                raise
+            self._refused[span_id(batch[0])] = f"{batch[0].name!r:.80}: {error!s:.200}"
+            _warn_refused(trace, batch[0], error)
+        else:
+            self._stored.update(map(span_id, batch))
 
     async def _number(self, trace: AttemptTrace, batch: Sequence[ReadableSpan]) -> None:
         """Have the store number the spans; a batch that is sent again keeps its numbers."""
@@ -142,12 +200,24 @@ class SpanExporter:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
+    def _num_lost(self, trace: AttemptTrace) -> int:
+        return len(trace.spans()) - len(self._stored)
+
     def _loss(self, trace: AttemptTrace) -> str:
-        spans = trace.spans()
         return (
-            f"{len(spans) - self._num_sent} of {len(spans)} spans of rollout {trace.rollout_id}, "
+            f"{self._num_lost(trace)} of {len(trace.spans())} spans of rollout {trace.rollout_id}, "
             f"attempt {trace.attempt_id}"
         )
+
+
+def _warn_refused(trace: AttemptTrace, span: ReadableSpan, error: Exception) -> None:
+    logger.warning(
+        "the store refuses a span: name=%r rollout=%s attempt=%s: %s",
+        span.name,
+        trace.rollout_id,
+        trace.attempt_id,
+        error,
+    )
 
 
 def _warn(trace: AttemptTrace, error: Exception) -> None:

@@ -6,6 +6,9 @@
 A call gets the span that the proxy would make: request, answer, usage, and token ids and log-probs
 if the server returned them. Requests are sent as they are, so the agent asks for these itself
 (vLLM: `extra_body={"return_token_ids": True}`, `logprobs=True`).
+
+Of several choices the first one is recorded. A stream that was not read to its end, or a chunk of
+which could not be recorded, has its text so far and no token ids: they would have a hole.
 """
 
 import functools
@@ -21,7 +24,7 @@ from agl_core import semconv
 from agl_core.llm_proxy.capture import JsonObject, check_answer, request_attributes
 from agl_core.llm_proxy.capture import response_attributes as answer_attributes
 from agl_core.tracer.attempt_trace import AttemptTrace
-from agl_core.tracer.attributes import to_plain
+from agl_core.tracer.attributes import describe_exception, to_plain
 from agl_core.tracer.current import get_current_attempt
 from agl_core.tracer.recording import set_status
 
@@ -106,11 +109,14 @@ def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
 
     Messages that can be read only once become a list in the request.
     """
-    current = get_current_attempt()
-    tracer = next((t for t in _tracers if current and t is current.tracer), None)
-    if current is None or tracer is None:
-        return None
     if _PROXY_PATH.search(str(resource._client.base_url)):
+        return None
+    current = get_current_attempt()
+    if current is None:
+        _note_call_outside()
+        return None
+    tracer = next((t for t in _tracers if t is current.tracer), None)
+    if tracer is None:
         return None
     if isinstance(request.get("messages"), Iterator):
         request["messages"] = list(request["messages"])
@@ -120,8 +126,29 @@ def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
         logger.warning("request of a model call not recorded", exc_info=True)
         attributes = {}
     trace = tracer.find_open(current.rollout_id, current.attempt_id)
+    if trace is not None:  # servers may repeat their response ids: the number tells calls apart
+        attributes[semconv.CALL_INDEX] = trace.next_call_index()
     span = tracer.start_span(semconv.LLM_CALL_SPAN, attributes)
     return _CallRecorder(span, trace)
+
+
+def _note_call_outside() -> None:
+    """Count a call without an attempt for each tracer that has attempts open; warn of the first.
+
+    Most come from threads that an agent starts without its context.
+    """
+    for tracer in {id(tracer): tracer for tracer in list(_tracers)}.values():
+        if not tracer.has_open_attempts():
+            continue
+        with _lock:
+            tracer.unattributed_calls += 1
+            is_first = tracer.unattributed_calls == 1
+        if is_first:
+            logger.warning(
+                "a model call outside of any attempt is not recorded, though attempts are open; a "
+                "thread that an agent starts needs its context: contextvars.copy_context().run "
+                "(said once, see unattributed_calls)"
+            )
 
 
 def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
@@ -129,7 +156,7 @@ def _sent_fields(request: Mapping[str, Any]) -> JsonObject:
     from openai import NotGiven, Omit
 
     fields = {k: v for k, v in request.items() if not isinstance(v, NotGiven | Omit)}
-    return to_plain({**fields, **(fields.get("extra_body") or {})})
+    return to_plain({**fields, **(fields.get("extra_body") or {})}, with_defaults=False)
 
 
 class _CallRecorder:
@@ -141,7 +168,7 @@ class _CallRecorder:
 
     def fail(self, error: BaseException) -> None:
         """End the span as failed."""
-        set_status(self._span, "ERROR", f"{type(error).__name__}: {error}")
+        set_status(self._span, "ERROR", describe_exception(error))
         self._span.end()
 
     def finish(self, result: Any) -> Any:
@@ -150,13 +177,20 @@ class _CallRecorder:
         from openai.types.chat import ChatCompletion
 
         # LangChain and others ask for the raw response; it keeps what it parsed.
-        answer = result.parse() if type(result).__name__ == "LegacyAPIResponse" else result
+        answer = result
+        if type(result).__name__ == "LegacyAPIResponse":
+            try:
+                answer = result.parse()
+            except Exception as error:  # noqa: BLE001 - the agent may want nothing but the text
+                self.fail(error)
+                return result
         if isinstance(answer, Stream):
             self._follow(answer)
         elif isinstance(answer, AsyncStream):
             self._follow_async(answer)
         else:
-            self._end(to_plain(answer) if isinstance(answer, ChatCompletion) else None)
+            is_chat = isinstance(answer, ChatCompletion)
+            self._end(to_plain(answer, with_defaults=False) if is_chat else None)
         return result
 
     def _follow(self, stream: Any) -> None:
@@ -212,7 +246,7 @@ class _CallRecorder:
         if not self._span.is_recording():
             return
         try:
-            first = {**(answer or {}), "choices": (answer or {}).get("choices", [])[:1]}
+            first = {**(answer or {}), "choices": ((answer or {}).get("choices") or [])[:1]}
             if check_answer(first) is None:
                 self._span.set_attributes(answer_attributes(first, {}))
         except Exception:
@@ -230,26 +264,37 @@ class _StreamedAnswer:
         self._num_chunks = 0
         self._prompt_token_ids: list[int] | None = None
         self._token_ids: list[int] = []
+        self._is_broken = False
+        """Whether a chunk could not be taken."""
+        self._has_finished = False
+        """Whether the first choice said why it ended."""
 
     def add(self, chunk: Any) -> None:
         """Take one chunk."""
+        if self._is_broken:
+            return
         try:
             self._state.handle_chunk(chunk)
             self._num_chunks += 1
             extra = chunk.model_extra or {}
             self._prompt_token_ids = extra.get("prompt_token_ids") or self._prompt_token_ids
-            for choice in chunk.choices[:1]:
-                self._token_ids += (choice.model_extra or {}).get("token_ids") or []
+            for choice in chunk.choices:
+                if choice.index == 0:
+                    self._token_ids += (choice.model_extra or {}).get("token_ids") or []
+                    self._has_finished |= choice.finish_reason is not None
         except Exception:
-            logger.warning("chunk of a model call not recorded", exc_info=True)
+            self._is_broken = True
+            logger.warning("chunk of a model call not recorded, nor its tokens", exc_info=True)
 
     def answer(self) -> JsonObject | None:
         """Return the chat completion so far; None where no chunk came."""
         if not self._num_chunks:
             return None
         snapshot = self._state.current_completion_snapshot
-        answer = to_plain(snapshot)
-        answer["prompt_token_ids"] = self._prompt_token_ids
+        answer = to_plain(snapshot, with_defaults=False)
+        is_complete = self._has_finished and not self._is_broken
+        answer["prompt_token_ids"] = self._prompt_token_ids if is_complete else None
         for choice in answer["choices"][:1]:
-            choice["token_ids"] = self._token_ids or None
+            choice["token_ids"] = (self._token_ids or None) if is_complete else None
+            choice["logprobs"] = choice.get("logprobs") if is_complete else None
         return answer

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,8 @@ class OtelTracer(Tracer):
         """Spans that ended after their attempt was closed."""
         self.unattributed_spans = 0
         """Spans that belong to no attempt."""
+        self.unattributed_calls = 0
+        """Calls of OpenAI clients outside of any attempt while some were open; not recorded."""
         self._lock = threading.Lock()
         self._open: dict[_Key, AttemptTrace] = {}
         self.provider = _make_provider(_AttemptRouter(self))
@@ -119,21 +121,22 @@ class OtelTracer(Tracer):
                 raise ValueError(f"rollout {rollout_id}, attempt {attempt_id} is open already")
             self._open[rollout_id, attempt_id] = trace
         current = current_attempt.set(CurrentAttempt(self, rollout_id, attempt_id))
-        # An empty parent context: the attempt is the root of its own trace, whatever surrounds it.
-        trace.root = self._otel.start_span(
-            name or semconv.ROLLOUT_SPAN, otel_context.Context(), attributes=_here()
-        )
         try:
+            # An empty parent context: the attempt is the root of its own trace, whatever is around.
+            trace.root = self._otel.start_span(
+                name or semconv.ROLLOUT_SPAN, otel_context.Context(), attributes=_here()
+            )
             with otel.use_span(trace.root, end_on_exit=True):
                 try:
                     yield trace
                 finally:
                     trace.end_open_spans()
         finally:
-            current_attempt.reset(current)
             with self._lock:
                 del self._open[rollout_id, attempt_id]
             trace.close()
+            with suppress(ValueError):  # left in another task than it was entered in
+                current_attempt.reset(current)
 
     def start_span(
         self,
@@ -180,6 +183,11 @@ class OtelTracer(Tracer):
         """Return the open attempt with these ids, or None."""
         with self._lock:
             return self._open.get((rollout_id, attempt_id))
+
+    def has_open_attempts(self) -> bool:
+        """Say whether any attempt is open."""
+        with self._lock:
+            return bool(self._open)
 
     def _parent_context(self) -> otel_context.Context | None:
         """Parent under the attempt's root where the current span is of a foreign trace."""

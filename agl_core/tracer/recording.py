@@ -6,7 +6,7 @@ from typing import Any
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from agl_core.tracer.attributes import format_exception_attributes
+from agl_core.tracer.attributes import describe_exception, format_exception_attributes
 from agl_core.types.tracer import SpanCoreFields, TraceStatus
 from agl_core.types.tracer import StatusCode as StatusName
 
@@ -33,7 +33,7 @@ class SpanRecording:
     def record_exception(self, exception: BaseException) -> None:
         """Record an exception as an event and mark the span as failed."""
         self.span.add_event(EXCEPTION_EVENT, format_exception_attributes(exception))
-        self.record_status("ERROR", f"{type(exception).__name__}: {exception}")
+        self.record_status("ERROR", describe_exception(exception))
 
     def record_status(self, status_code: StatusName, description: str | None = None) -> None:
         """Say how it ended."""

@@ -101,15 +101,17 @@ class PromptTemplate(Resource):
     engine: Literal["f-string", "jinja", "poml"] = "f-string"
     """`{name}`, or `{{ name }}` with all of Jinja in its sandbox."""
 
-    def format(self, **values: Any) -> str:
+    def format(self, /, **values: Any) -> str:
         """Return the prompt with the given values filled in.
 
-        A template may be text of a model: what starts with an underscore cannot be reached.
+        A template may be text of a model: what starts with an underscore cannot be reached, nothing
+        is called but harmless methods of texts, lists and dicts, and the prompt has a largest size
+        (`agl_core.types.template`). How long a template may compute is not limited.
 
         Raises:
             NotImplementedError: The engine is `poml`.
             ValueError: The template is malformed (a stray brace), names a value that is not given,
-                or cannot be filled in with these.
+                cannot be filled in with these, or makes too long a text.
         """
         if self.engine == "poml":
             raise NotImplementedError("POML templates are not supported; use f-string or jinja")

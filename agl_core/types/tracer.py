@@ -44,7 +44,10 @@ class TraceStatus(_Record):
     @classmethod
     def from_opentelemetry(cls, status: Status) -> Self:
         """Return an OpenTelemetry status as a record."""
-        return cls(status_code=status.status_code.name, description=status.description)
+        return cls(
+            status_code=status.status_code.name,
+            description=None if status.description is None else plain_text(status.description),
+        )
 
 
 class SpanContext(_Record):
@@ -187,12 +190,12 @@ class Span(_Record):
             trace_id=ids.trace_id,
             span_id=ids.span_id,
             parent_id=parent.span_id if parent else None,
-            name=span.name,
+            name=plain_text(span.name),
             status=TraceStatus.from_opentelemetry(span.status),
             attributes=_plain(span.attributes),
             events=[
                 Event(
-                    name=event.name,
+                    name=plain_text(event.name),
                     attributes=_plain(event.attributes),
                     timestamp=convert_timestamp(event.timestamp),
                 )
@@ -288,15 +291,40 @@ RolloutRawResult = float | Sequence[ReadableSpan] | Sequence[Span] | Sequence[Sp
 
 
 def _plain(attributes: Mapping[str, Any] | None) -> Attributes:
-    """Return attributes with lists for tuples, bytes as hex, and foreign values as JSON."""
-    return {name: _plain_value(value) for name, value in (attributes or {}).items()}
+    """Return attributes with lists for tuples, bytes as hex, and foreign values as JSON.
+
+    Integers beyond 64 bits become text; text that is no Unicode is escaped (`plain_text`).
+    """
+    return {plain_text(name): _plain_value(value) for name, value in (attributes or {}).items()}
+
+
+def plain_text(text: str) -> str:
+    """Return text that UTF-8 can express: lone surrogates, as in odd file names, are escaped."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
 
 
 def _plain_value(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int | float):
+    if value is None or isinstance(value, bool | float):
         return value
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, int):
+        # hex, because Python makes no decimal text of more than 4300 digits.
+        return value if _fit_64_bits([value]) else hex(value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, list | tuple):
-        return list(value)
+        kinds = set(map(type, value))
+        # Token ids and log-probs are many and plain: they get no look at each.
+        if kinds <= {float} or (kinds == {int} and _fit_64_bits(value)):
+            return list(value)
+        return [_plain_value(item) for item in value]
     return json.dumps(value, default=str)
+
+
+def _fit_64_bits(values: Sequence[int]) -> bool:
+    return min(values) >= -(2**63) and max(values) < 2**63

@@ -1,4 +1,8 @@
-"""Attributes of spans, under Agent Lightning's path; they live in `agl_core.tracer.attributes`."""
+"""Attributes of spans, under Agent Lightning's path; they live in `agl_core.tracer.attributes`.
+And OpenTelemetry's provider of the running code.
+"""
+
+from opentelemetry import trace as otel
 
 from agl_core.tracer.attributes import (
     LinkAttributes,
@@ -17,6 +21,8 @@ from agl_core.tracer.attributes import (
     sanitize_attribute_values,
     unflatten_attributes,
 )
+from agl_core.tracer.current import get_active_tracer
+from agl_core.tracer.global_provider import HasProvider
 
 __all__ = [
     "LinkAttributes",
@@ -28,6 +34,8 @@ __all__ = [
     "flatten_attributes",
     "format_exception_attributes",
     "full_qualified_name",
+    "get_tracer",
+    "get_tracer_provider",
     "make_link_attributes",
     "make_tag_attributes",
     "query_linked_spans",
@@ -35,3 +43,24 @@ __all__ = [
     "sanitize_attribute_values",
     "unflatten_attributes",
 ]
+
+
+def get_tracer_provider() -> otel.TracerProvider:
+    """Return OpenTelemetry's provider of the active tracer: of the attempt that the code runs in.
+
+    Raises:
+        RuntimeError: No tracer is active, or it records nothing by OpenTelemetry.
+    """
+    tracer = get_active_tracer()
+    if not isinstance(tracer, HasProvider):
+        raise RuntimeError("no tracer that records by OpenTelemetry is active here")
+    return tracer.provider
+
+
+def get_tracer() -> otel.Tracer:
+    """Return OpenTelemetry's tracer whose spans belong to the attempt that the code runs in.
+
+    Raises:
+        RuntimeError: No tracer is active, or it records nothing by OpenTelemetry.
+    """
+    return get_tracer_provider().get_tracer("agl_core")

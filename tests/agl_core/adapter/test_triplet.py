@@ -568,3 +568,93 @@ def test_the_hour_does_not_matter(spans: list[Span], shift: float):
     assert ids(later.triplets) == ids(result.triplets)
     assert rewards(later.triplets) == rewards(result.triplets)
     assert replace(later.report, dropped=[]) == replace(result.report, dropped=[])
+
+
+# What others recorded may be anything
+
+
+def test_calls_that_start_at_once_are_in_the_order_of_sequence_ids():
+    spans = [make_llm_span("b", sequence_id=2), make_llm_span("a", sequence_id=1)]
+    assert ids(TracerTraceToTriplet().adapt(spans)) == ["a", "b"]
+
+
+def test_a_reward_at_the_moment_at_which_a_call_ends_follows_it():
+    spans = [make_llm_span("a", 0, 1), make_reward("x", 1, 0.5), make_llm_span("b", 2, 3)]
+    triplets = TracerTraceToTriplet().adapt([*spans, make_reward("y", 4, 1.0)])
+    assert emitted(triplets) == [[0.5], [1.0]]
+
+
+@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
+def test_a_reward_that_is_listed_twice_is_one(adapter):
+    calls = [make_proxy_span("a", 0, 0, 1, sequence_id=1)]
+    twice = [make_reward("x", 2, 0.5, sequence_id=2)] * 2
+    spans = [*calls, *twice, make_reward("y", 3, 1.0, sequence_id=3)]
+    assert emitted(adapter.adapt(spans)) == [[0.5, 1.0]]
+
+
+NO_ID = {"gen_ai.response.id": None}
+
+
+def test_several_calls_without_response_id_in_one_call_are_calls_of_their_own():
+    spans = [
+        make_llm_span("outer", 0, 9, attributes=NO_ID | {"response_token_ids": None}),
+        make_llm_span("a", 1, 2, parent="outer", attributes=NO_ID),
+        make_llm_span("b", 3, 4, parent="outer", attributes=NO_ID),
+    ]
+    result = TracerTraceToTriplet().adapt_with_report(spans)
+    assert ids(result.triplets) == ["a", "b"]
+    assert reasons(result.report) == {"outer": CallDropReason.NO_TOKEN_IDS}
+
+
+def test_so_they_are_for_the_proxys_adapter():
+    unnumbered = {semconv.RESPONSE_ID: None, semconv.CALL_INDEX: None}
+    spans = [
+        make_proxy_span("outer", 0, 0, 9, attributes=unnumbered, sequence_id=1),
+        make_proxy_span("a", 0, 1, 2, parent="outer", attributes=unnumbered, sequence_id=2),
+        make_proxy_span("b", 0, 3, 4, parent="outer", attributes=unnumbered, sequence_id=3),
+    ]
+    assert ids(LlmProxyTraceToTriplet().adapt(spans)) == ["outer", "a", "b"]
+    assert ids(LlmProxyTraceToTriplet().adapt(spans[:2])) == ["outer"]
+
+
+def test_a_failed_try_in_a_call_does_not_part_it_from_the_one_that_was_answered():
+    spans = [
+        make_llm_span("outer", 0, 9, attributes=NO_ID | {"response_token_ids": None}),
+        make_llm_span("a", 1, 2, parent="outer", attributes=NO_ID, status="ERROR"),
+        make_llm_span("b", 3, 4, parent="outer", attributes=NO_ID),
+    ]
+    result = TracerTraceToTriplet().adapt_with_report(spans)
+    assert ids(result.triplets) == ["outer"]
+    assert result.report.num_duplicates == 2
+
+
+def test_numbers_that_are_there_twice_do_not_order_calls():
+    spans = [
+        make_proxy_span("c", 1, 4, 5),
+        make_proxy_span("b", 0, 2, 3),
+        make_proxy_span("a", 0, 0, 1),
+    ]
+    assert ids(TracerTraceToTriplet().adapt(spans)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"logprobs.content": [10**400]},
+        {"gen_ai.prompt." + "9" * 5000: 1},
+        {"llm.input_messages.0.message.contents.0.message_content.type": "text"},
+        {"gen_ai.completion.0.tool_calls.0.arguments": {"n": 2**70, "t": "\udcff"}},
+    ],
+    ids=["log-prob", "number", "part without text", "arguments"],
+)
+def test_odd_attributes_cost_no_triplet(attributes):
+    spans = [make_llm_span("a", 0, 1, attributes=attributes)]
+    assert ids(TracerTraceToTriplet().adapt(spans)) == ["a"]
+    broken = make_span("x", 2, 3, attributes={semconv.AGENTOPS_TASK_OUTPUT: "[" * 100_000})
+    assert ids(TracerTraceToTriplet().adapt([*spans, broken])) == ["a"]
+
+
+def test_negative_token_ids_are_none():
+    spans = [make_llm_span("a", attributes={"response_token_ids": [5, -1]})]
+    result = TracerTraceToTriplet().adapt_with_report(spans)
+    assert reasons(result.report) == {"a": CallDropReason.NO_TOKEN_IDS}

@@ -23,3 +23,19 @@ def test_annotation_outside_of_an_attempt_is_refused():
 def test_what_cannot_be_recorded_is_refused(annotation):
     with OtelTracer().attempt("ro-1", "at-1"), pytest.raises(ValueError, match="attribute"):
         emit_annotation(annotation)
+
+
+def test_names_that_flattening_would_lose_are_refused():
+    for annotation in ({"": 1}, {"a": {"": 1}}):
+        with pytest.raises(ValueError, match="is empty"):
+            emit_annotation(annotation, propagate=False)
+    with pytest.raises(ValueError, match=r"two values have the attribute name 'a\.b'"):
+        emit_annotation({"a": {"b": 1}, "a.b": 2}, propagate=False)
+
+
+def test_an_annotation_that_is_nested_too_deeply_is_refused():
+    value = {}
+    for _ in range(10_000):
+        value = {"a": value}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        emit_annotation(value, propagate=False)

@@ -134,3 +134,19 @@ def test_emitted_spans_are_logged_on_request(monkeypatch, caplog):
     assert [r.getMessage() for r in caplog.records] == [
         "emitted agentlightning.annotation: {'b': 2}"
     ]
+
+
+def test_a_kind_of_bytes_comes_back_as_bytes():
+    class Kind(bytes):
+        pass
+
+    assert get_object_value(emit_object(Kind(b"x"), propagate=False)) == b"x"
+
+
+def test_an_object_beyond_text_is_refused():
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    for beyond in (10**5000, value):
+        with pytest.raises(RuntimeError):
+            emit_object(beyond, propagate=False)

@@ -1,10 +1,13 @@
 import asyncio
+import functools
+import importlib
 
 import pytest
 from pydantic import BaseModel
 
 from agl_core import semconv
-from agl_core.emitter import emit_annotation, operation
+from agl_core.emitter import emit_annotation, emit_exception, operation
+from agl_core.emitter.operation import _warn_not_recorded
 from agl_core.tracer import OtelTracer
 
 
@@ -143,3 +146,115 @@ def test_a_name_is_given_once_and_not_as_the_spans():
 def test_an_operation_that_has_not_begun_has_no_span():
     with pytest.raises(RuntimeError, match="has not begun"):
         operation(name="block").span()
+
+
+class Blob(BaseModel):
+    data: bytes
+    size: int = 3
+
+
+class Unspeakable:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+class TextlessError(Exception):
+    def __str__(self):
+        raise AttributeError("missing")
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Blob(data=b"\xff"), {"data": "b'\\xff'", "size": 3}),
+        (Unspeakable(), {"": "<tests.agl_core.emitter.test_operation.Unspeakable without text>"}),
+        (nested(100_000), {"": "<list without text>"}),
+        ({"": 1}, {"": '{"": 1}'}),
+        ({"a": {"b": 1}, "a.b": 2}, {"": '{"a": {"b": 1}, "a.b": 2}'}),
+    ],
+    ids=["bytes", "no text", "deep", "empty name", "names that collide"],
+)
+def test_no_value_keeps_a_function_from_running(trace, value, expected):
+    @operation
+    def same(given):
+        return given
+
+    assert same(value) is value
+    found = recorded(trace)
+    for name, text in expected.items():
+        assert found[f"input.given.{name}".rstrip(".")] == text
+        assert found[f"output.{name}".rstrip(".")] == text
+
+
+def test_what_cannot_be_recorded_at_all_is_left_out_with_a_warning(trace, caplog, monkeypatch):
+    def broken(value):
+        raise RuntimeError("broken")
+
+    _warn_not_recorded.cache_clear()
+    module = importlib.import_module("agl_core.emitter.operation")
+    monkeypatch.setattr(module, "to_plain", broken)
+
+    @operation
+    def double(number):
+        return 2 * number
+
+    assert [double(1), double(2)] == [2, 4]
+    assert recorded(trace) == {"name": "double"}
+    assert caplog.text.count("value of an operation not recorded") == 1
+
+
+def test_an_error_without_text_goes_on(trace):
+    @operation
+    def fail():
+        raise TextlessError
+
+    with pytest.raises(TextlessError):
+        fail()
+    (span,) = trace.recorded()
+    assert span.status.description.startswith("TextlessError: <")
+    emitted = emit_exception(TextlessError())
+    assert emitted.attributes[semconv.EXCEPTION_TYPE].endswith("TextlessError")
+
+
+def test_partials_and_objects_that_are_called_can_be_operations(trace):
+    class Greeter:
+        def __call__(self, name):
+            return f"hi {name}"
+
+    class AsyncGreeter:
+        async def __call__(self, name):
+            await asyncio.sleep(0)
+            return f"hi {name}"
+
+    def greet(greeting, name):
+        return f"{greeting} {name}"
+
+    async def run():
+        assert await operation(AsyncGreeter())("b") == "hi b"
+
+    assert operation(functools.partial(greet, "hi"))("b") == "hi b"
+    assert recorded(trace) == {"name": "greet", "input.name": "b", "output": "hi b"}
+    assert operation(Greeter())("b") == "hi b"
+    assert recorded(trace)["name"] == "Greeter"
+    asyncio.run(run())
+    assert recorded(trace)["name"] == "AsyncGreeter"
+    assert recorded(trace)["output"] == "hi b"
+
+
+def test_a_generator_is_refused():
+    def count():
+        yield 1
+
+    async def count_async():
+        yield 1
+
+    for function in (count, count_async):
+        with pytest.raises(TypeError, match=f"{function.__name__} is a generator"):
+            operation(function)

@@ -1,5 +1,8 @@
+import math
+from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from agl_core import semconv
@@ -170,3 +173,38 @@ async def test_the_deprecated_decorator_emits_what_is_returned():
         assert judge(None) is None
         assert await judge_async(1) == 1
     assert [get_reward_value(span) for span in trace.spans()[:-1]] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), Fraction(1, 2)])
+def test_any_real_number_is_a_reward(number):
+    for span in (
+        emit_reward(number, propagate=False),
+        emit_reward({"a": number}, primary_key="a", propagate=False),
+    ):
+        value = span.attributes[semconv.PRIMARY_REWARD_VALUE]
+        assert (value, type(value)) == (0.5, float)
+
+
+@pytest.mark.parametrize(
+    ("reward", "primary_key", "reason"),
+    [
+        (10**400, None, "must be finite"),
+        ({1: 1.0, "a": 2.0}, None, "must name one of"),
+        ({1: 1.0, "a": 2.0}, "a", "reward 1 is not a string"),
+    ],
+)
+def test_a_reward_that_cannot_be_recorded_is_a_value_error(reward, primary_key, reason):
+    with pytest.raises(ValueError, match=reason):
+        emit_reward(reward, primary_key=primary_key, propagate=False)
+
+
+@pytest.mark.parametrize("output", ["[" * 100_000, '{"type":"reward"', "5"])
+def test_an_output_that_is_no_reward_is_none(output):
+    assert (
+        get_reward_value(make_span(name="task", **{semconv.AGENTOPS_TASK_OUTPUT: output})) is None
+    )
+
+
+def test_a_recorded_reward_beyond_floats_is_infinite():
+    assert get_reward_value(make_span(10**400)) == math.inf
+    assert get_reward_value(make_span(-(10**400))) == -math.inf

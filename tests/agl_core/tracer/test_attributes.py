@@ -184,4 +184,13 @@ def test_the_path_of_agent_lightning_has_the_same_functions():
     from agl_core.tracer import attributes
     from agl_core.utils import otel
 
-    assert all(getattr(otel, name) is getattr(attributes, name) for name in otel.__all__)
+    names = set(otel.__all__) - {"get_tracer", "get_tracer_provider"}
+    assert all(getattr(otel, name) is getattr(attributes, name) for name in names)
+
+
+def test_links_compare_attributes_as_text():
+    spans = [
+        SimpleNamespace(trace_id="t", span_id="s", attributes={"step": step}) for step in (1, 2)
+    ]
+    link = LinkAttributes(key_match="step", value_match="2")
+    assert query_linked_spans(spans, [link]) == spans[1:]

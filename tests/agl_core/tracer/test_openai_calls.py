@@ -1,8 +1,10 @@
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from openai._legacy_response import LegacyAPIResponse
 from openai.resources.chat.completions import AsyncCompletions, Completions
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -11,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agl_core import semconv
+from agl_core.adapter import TracerTraceToTriplet
 from agl_core.emitter import operation
 from agl_core.llm_proxy import ProxyConfig, ProxyServer
 from agl_core.tracer import OtelTracer
@@ -255,7 +258,16 @@ async def test_so_is_an_async_one(stream_server, tracer):
     check_stream(second)
 
 
-async def test_a_stream_that_is_closed_is_recorded_as_far_as_it_was_read(stream_server, tracer):
+def has_no_tokens(call):
+    names = (semconv.PROMPT_TOKEN_IDS, semconv.RESPONSE_TOKEN_IDS, semconv.LOGPROBS)
+    return not any(name in call.attributes for name in names)
+
+
+def text_of(call):
+    return json.loads(call.attributes[semconv.OUTPUT_MESSAGES])[0]["content"]
+
+
+async def test_a_stream_that_is_closed_has_its_text_so_far_and_no_tokens(stream_server, tracer):
     with tracer.attempt("ro-1", "at-1") as trace:
         with (
             sync_client(stream_server) as client,
@@ -270,7 +282,8 @@ async def test_a_stream_that_is_closed_is_recorded_as_far_as_it_was_read(stream_
             await anext(stream)
             await anext(stream)
     for call in calls_of(trace):
-        assert call.attributes[semconv.RESPONSE_TOKEN_IDS] == [1, 2]
+        assert text_of(call) == "ab"
+        assert has_no_tokens(call)
     assert len(calls_of(trace)) == 2
 
 
@@ -282,5 +295,120 @@ async def test_a_stream_that_is_left_ends_with_its_attempt(stream_server, tracer
                     break
         assert calls_of(trace) == []
     (call,) = calls_of(trace)
-    assert call.attributes[semconv.RESPONSE_TOKEN_IDS] == [1, 2]
+    assert has_no_tokens(call)
     assert tracer.late_spans == 0
+
+
+def read_stream(stream_server, tracer):
+    """Return the recorded call of a stream that is read to its end."""
+    with tracer.attempt("ro-1", "at-1") as trace, sync_client(stream_server) as client:
+        list(client.chat.completions.create(stream=True, **ASK))
+    (call,) = calls_of(trace)
+    return call, TracerTraceToTriplet().adapt_with_report(trace.recorded())
+
+
+def with_chunks(monkeypatch, *chunks):
+    monkeypatch.setattr(f"{__name__}.CHUNKS", list(chunks))
+
+
+def piece(text, ids, index=0, **choice):
+    entry = {"token": "t", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    delta = {"role": "assistant", "content": text, **choice.pop("delta", {})}
+    logprobs = {"content": [entry] * len(ids)}
+    return {
+        "choices": [
+            {"index": index, "delta": delta, "token_ids": ids, "logprobs": logprobs, **choice}
+        ]
+    }
+
+
+def test_a_stream_with_a_chunk_that_cannot_be_recorded_has_no_tokens(
+    stream_server, tracer, monkeypatch, caplog
+):
+    odd = {"reasoning_details": [{"type": "t", "text": "x"}]}
+    with_chunks(
+        monkeypatch,
+        piece("a", [1], delta=odd),
+        piece("b", [2], delta=odd),
+        piece("c", [3], finish_reason="stop"),
+    )
+    call, result = read_stream(stream_server, tracer)
+    assert has_no_tokens(call)
+    assert result.triplets == []
+    assert [str(drop.reason) for drop in result.report.dropped] == ["no_token_ids"]
+    assert "chunk of a model call not recorded" in caplog.text
+
+
+def test_a_stream_that_is_cut_off_has_no_tokens(stream_server, tracer, monkeypatch):
+    with_chunks(monkeypatch, piece("a", [1]), piece("b", [2]))
+    call, result = read_stream(stream_server, tracer)
+    assert text_of(call) == "ab"
+    assert has_no_tokens(call)
+    assert [str(drop.reason) for drop in result.report.dropped] == ["no_token_ids"]
+
+
+def test_of_several_streamed_choices_the_first_one_is_recorded(stream_server, tracer, monkeypatch):
+    with_chunks(
+        monkeypatch,
+        piece("a", [1]),
+        piece("x", [8], index=1),
+        {"choices": piece("y", [9], 1)["choices"] + piece("b", [2])["choices"]},
+        piece("z", [7], index=1, finish_reason="stop"),
+        piece("c", [3], finish_reason="stop"),
+    )
+    call, result = read_stream(stream_server, tracer)
+    assert text_of(call) == "abc"
+    assert call.attributes[semconv.RESPONSE_TOKEN_IDS] == [1, 2, 3]
+    assert call.attributes[semconv.LOGPROBS] == [-0.5] * 3
+    assert len(result.triplets) == 1
+
+
+def test_calls_with_the_same_response_id_are_different_calls(stream_server, tracer):
+    with tracer.attempt("ro-1", "at-1") as trace, sync_client(stream_server) as client:
+        for _ in range(3):
+            list(client.chat.completions.create(stream=True, **ASK))
+    assert [call.attributes[semconv.CALL_INDEX] for call in calls_of(trace)] == [0, 1, 2]
+    assert len(TracerTraceToTriplet().adapt(trace.recorded())) == 3
+
+
+def test_a_call_in_a_thread_without_the_context_is_counted_and_named_once(server, tracer, caplog):
+    with (
+        sync_client(server) as client,
+        tracer.attempt("ro-1", "at-1") as trace,
+        ThreadPoolExecutor() as pool,
+    ):
+        for _ in range(2):
+            assert pool.submit(client.chat.completions.create, **ASK).result().choices
+    assert calls_of(trace) == []
+    assert tracer.unattributed_calls == 2
+    assert caplog.text.count("outside of any attempt is not recorded") == 1
+
+
+def test_a_raw_response_is_the_agents_to_parse(server, tracer, monkeypatch):
+    def broken(self, **kwargs):
+        raise ValueError("not JSON")
+
+    monkeypatch.setattr(LegacyAPIResponse, "parse", broken)
+    with tracer.attempt("ro-1", "at-1") as trace, sync_client(server) as client:
+        assert client.chat.completions.with_raw_response.create(**ASK).text
+    (call,) = calls_of(trace)
+    assert call.status.description == "ValueError: not JSON"
+
+
+def test_an_error_without_text_is_recorded_and_raised(server, tracer, monkeypatch):
+    class TextlessError(Exception):
+        def __str__(self):
+            raise AttributeError("missing")
+
+    def fail(*args, **kwargs):
+        raise TextlessError
+
+    monkeypatch.setattr(openai.OpenAI, "post", fail)
+    with (
+        tracer.attempt("ro-1", "at-1") as trace,
+        sync_client(server) as client,
+        pytest.raises(TextlessError),
+    ):
+        client.chat.completions.create(**ASK)
+    (call,) = calls_of(trace)
+    assert call.status.description.startswith("TextlessError: <")

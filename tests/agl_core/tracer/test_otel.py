@@ -179,3 +179,16 @@ def test_exception_in_the_attempt_goes_on_and_marks_the_root():
         body()
     assert not traces[0].spans()[0].status.is_ok
     assert get_active_tracer() is None
+
+
+def test_an_attempt_in_another_attempt_is_the_root_of_its_own_trace():
+    tracer = OtelTracer()
+    with (
+        tracer.attempt("ro-1", "at-1") as outer,
+        tracer.operation_context("around"),
+        tracer.attempt("ro-2", "at-1") as inner,
+    ):
+        tracer.create_span("inside")
+    inside, root = inner.recorded()
+    assert root.parent_id is None
+    assert inside.trace_id == root.trace_id != outer.recorded()[-1].trace_id

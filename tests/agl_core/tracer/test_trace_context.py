@@ -1,4 +1,5 @@
 import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -238,6 +239,159 @@ async def test_a_cancelled_attempt_keeps_its_spans():
     assert len(await store.query_spans(ids["rollout_id"])) == 2
 
 
+async def test_who_is_cancelled_while_spans_are_sent_still_waits_for_them():
+    store, tracer = FlakySpanStore(delay_seconds=0.3), OtelTracer()
+
+    async def agent():
+        async with tracer.trace_context(store=store, rollout_id="ro-1", attempt_id="at-1"):
+            emit_annotation({"n": 1})
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(agent(), 0.1)
+    assert store.batch_sizes == [2]
+
+
+@pytest.mark.parametrize("num_cancels", [1, 2])
+async def test_spans_lost_to_a_cancel_are_in_the_log(num_cancels, caplog):
+    store, tracer = FlakySpanStore(delay_seconds=3600), OtelTracer()
+    hanging = exporter(store, deadline_seconds=0.1 if num_cancels == 1 else 3600)
+    with tracer.attempt("ro-1", "at-1") as trace:
+        hanging.start(trace)
+    task = asyncio.create_task(hanging.finish())
+    for _ in range(num_cancels):
+        await asyncio.sleep(0.05)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.05)
+    assert "spans were lost" in caplog.text
+    assert "1 of 1 spans of rollout ro-1, attempt at-1" in caplog.text
+
+
+async def test_an_attempt_that_ends_the_process_leaves_no_exporter_behind():
+    store, tracer = FlakySpanStore(), OtelTracer()
+    before = asyncio.all_tasks()
+    with pytest.raises(SystemExit):
+        async with tracer.trace_context(store=store, rollout_id="ro-1", attempt_id="at-1"):
+            raise SystemExit(3)
+    assert store.batch_sizes == [1]
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_attempt_may_be_left_in_another_task_than_it_was_entered_in():
+    store, tracer = FlakySpanStore(), OtelTracer()
+    ids = {"rollout_id": "ro-1", "attempt_id": "at-1"}
+    context = tracer.trace_context(store=store, **ids)
+    await asyncio.create_task(context.__aenter__())
+    await asyncio.create_task(context.__aexit__(None, None, None))
+    assert store.batch_sizes == [1]
+    async with tracer.trace_context(store=store, **ids):
+        pass
+    with DummyTracer().attempt("ro-1", "at-1") as trace:
+        pass
+    assert trace.is_closed
+
+
+async def test_text_that_is_no_unicode_and_huge_numbers_are_stored_in_another_form():
+    store, tracer = InMemoryLightningStore(), OtelTracer()
+    ids = await begin(store)
+    async with tracer.trace_context(store=store, **ids):
+        tracer.create_span("bad \udcff", {"t": "\udcff", "l": ["\udcff", "b"], "n": 2**70})
+        tracer.create_span(
+            "s", {"\udcff": 1, "big": [1, 10**5000]}, NOW, TraceStatus(status_code="ERROR")
+        )
+        with pytest.raises(ValueError, match="x"), tracer.operation_context("op"):
+            raise ValueError("x\udcff")
+    first, second, failed = list(await store.query_spans(ids["rollout_id"]))[1:]
+    assert first.name == "bad \\udcff"
+    assert first.attributes == {"t": "\\udcff", "l": ["\\udcff", "b"], "n": hex(2**70)}
+    assert second.attributes == {"\\udcff": 1, "big": [1, hex(10**5000)]}
+    assert failed.status.description == "ValueError: x\\udcff"
+
+
+class PickyStore(FlakySpanStore):
+    """Refuses batches with a span that has one of these names."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+        self.num_batches = 0
+
+    async def add_many_spans(self, spans):
+        self.num_batches += 1
+        if any(span.name in self.names for span in spans):
+            raise ValueError("odd")
+        return await super().add_many_spans(spans)
+
+
+async def test_of_a_batch_that_is_refused_only_the_refused_spans_are_lost_by_name():
+    store, tracer = PickyStore("odd-1", "odd-2"), OtelTracer()
+    with pytest.raises(StoreError, match=r"2 of 101 spans.*refused: 'odd-1': odd; 'odd-2': odd"):
+        async with tracer.trace_context(store=store, rollout_id="ro-1", attempt_id="at-1"):
+            for number in range(98):
+                tracer.create_span(f"s{number}")
+            tracer.create_span("odd-1")
+            tracer.create_span("odd-2")
+    assert len(store.spans) == 99
+    assert store.num_batches < 30
+
+
+async def test_a_store_that_refuses_all_spans_is_not_asked_for_each():
+    store, tracer = PickyStore("s"), OtelTracer()
+    with pytest.raises(StoreError, match=r"501 of 501 spans.*refused: odd"):
+        async with tracer.trace_context(store=store, rollout_id="ro-1", attempt_id="at-1"):
+            for _ in range(500):
+                tracer.create_span("s")
+    assert store.num_batches < 100
+
+
+async def test_what_a_stores_client_records_is_no_part_of_the_attempt():
+    class Traced(FlakySpanStore):
+        async def add_many_spans(self, spans):
+            with otel.get_tracer("http").start_as_current_span("POST /spans"):
+                return await super().add_many_spans(spans)
+
+    store, tracer = Traced(), OtelTracer(instrument_openai=False)
+    with tracer.lifespan(store):
+        async with tracer.trace_context(rollout_id="ro-1", attempt_id="at-1"):
+            emit_annotation({"n": 1})
+            await asyncio.sleep(0.5)
+    assert [span.name for span in store.spans] == [semconv.ANNOTATION_SPAN, semconv.ROLLOUT_SPAN]
+
+
+async def test_a_batch_that_is_sent_again_keeps_its_sequence_ids():
+    class AwayOnce(FlakySpanStore):
+        async def add_many_spans(self, spans):
+            self.failures = 1 - self.num_failed
+            self.num_failed = 1
+            return await super().add_many_spans(spans)
+
+    store, tracer = AwayOnce(), OtelTracer()
+    store.num_failed = 0
+    async with tracer.trace_context(store=store, rollout_id="ro-1", attempt_id="at-1"):
+        emit_annotation({"n": 1})
+    assert store.num_calls == 3  # ids, the spans twice
+    kept = {span.span_id: span.sequence_id for span in store.spans}
+    assert kept == {span.span_id: span.sequence_id for span in tracer.get_last_trace()}
+    assert sorted(kept.values()) == [1, 2]
+
+
+async def test_a_send_that_hangs_while_the_attempt_runs_is_given_up_and_tried_again():
+    store, tracer = FlakySpanStore(delay_seconds=3600), OtelTracer()
+    hanging = exporter(store, deadline_seconds=0.2)
+    with tracer.attempt("ro-1", "at-1") as trace:
+        hanging.start(trace)
+        emit_annotation({"n": 1})
+        await asyncio.sleep(0.1)
+        store.delay_seconds = 0.0
+        for _ in range(1000):
+            if store.spans:
+                break
+            await asyncio.sleep(0.01)
+        assert len(store.spans) == 1
+    await hanging.finish()
+
+
 @pytest.mark.parametrize("ids", [{"rollout_id": "ro-1"}, {"attempt_id": "at-1"}])
 async def test_one_id_alone_is_refused(ids):
     with pytest.raises(ValueError, match="together or not at all"):
@@ -268,6 +422,25 @@ async def test_functions_can_be_traced_alone():
     note, root = tracer.get_last_trace()
     assert note.attributes == {"value": 3}
     assert root.name.endswith("answer")
+
+
+async def test_after_a_trace_in_a_trace_the_last_one_is_again_the_outer_one():
+    tracer = OtelTracer()
+
+    async def last_elsewhere():
+        return await asyncio.to_thread(lambda: contextvars.Context().run(tracer.get_last_trace))
+
+    async with tracer.trace_context("outer"):
+        emit_annotation({"n": 1})
+        async with tracer.trace_context("inner"):
+            assert tracer.get_last_trace() == []
+        tracer.trace_run(emit_annotation, {"n": 2})
+        assert [span.attributes for span in tracer.get_last_trace()] == [{"n": 1}]
+        assert await last_elsewhere() == tracer.get_last_trace()
+        with DummyTracer().attempt("ro-1", "at-1"):
+            pass
+    assert [span.name for span in tracer.get_last_trace()] == [semconv.ANNOTATION_SPAN, "outer"]
+    assert DummyTracer().get_last_trace() == []
 
 
 async def test_the_last_trace_is_that_of_the_own_task():

@@ -132,3 +132,75 @@ def test_a_template_that_jinja_cannot_fill_in_is_refused(template):
 def test_poml_is_not_supported():
     with pytest.raises(NotImplementedError, match="POML"):
         PromptTemplate(template="<poml/>", engine="poml").format()
+
+
+class Database:
+    name = "db"
+
+    def drop(self):
+        raise AssertionError("was called")
+
+    def __format__(self, specification):
+        raise RuntimeError("no text")
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def deep(depth):
+    return "(" * depth + "1" + ")" * depth
+
+
+@pytest.mark.parametrize(
+    ("engine", "template"),
+    [
+        ("f-string", "{x:>30000000}"),
+        ("f-string", "{x:99999999999999999999}"),
+        ("f-string", "{number:.{number}f}"),
+        ("f-string", "{number:c}"),
+        ("f-string", "{database}"),
+        ("f-string", "{long}" * 11),
+        ("jinja", "{{ 'a' * 50000000 }}"),
+        ("jinja", "{{ 50000000 * ['a'] }}"),
+        ("jinja", "{{ 9 ** 99999999 }}"),
+        ("jinja", "{{ '%50000000d' % 1 }}"),
+        ("jinja", "{{ '%*d' % (50000000, 1) }}"),
+        ("jinja", "{{ '%(a)50000000d' % {'a': 1} }}"),
+        ("jinja", "{{ '%50000000d'|format(1) }}"),
+        ("jinja", "{{ x|center(50000000) }}"),
+        ("jinja", "{{ x|indent(width=50000000) }}"),
+        ("jinja", "{{ x.ljust(50000000) }}"),
+        ("jinja", "{{ '{:>50000000}'.format(1)|length }}"),
+        ("jinja", "{{ lipsum(n=50000000) }}"),
+        ("jinja", "{% for i in range(11) %}{{ long }}{% endfor %}"),
+        ("jinja", "{{ database.drop() }}"),
+        ("jinja", "{{ [database]|map('drop')|list }}"),
+        ("jinja", "{{ database }}"),
+        ("jinja", "{{ call() }}"),
+        ("jinja", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
+        ("jinja", "{{ " + deep(5000) + " }}"),
+    ],
+)
+def test_a_template_that_does_too_much_is_a_value_error(engine, template):
+    prompt = PromptTemplate(template=template, engine=engine)
+    values = {"x": "a", "number": 10**10, "long": "a" * 1_000_000}
+    with pytest.raises(ValueError, match="cannot be filled in"):
+        prompt.format(**values, database=Database(), call=Database().drop)
+
+
+def test_what_templates_commonly_do_is_allowed():
+    template = (
+        "{% macro line(k, v) %}{{ loop_mark }}{{ k.upper() }}={{ v|round(1) }}{% endmacro %}"
+        "{% for k, v in scores.items() %}{{ line(k, v) }}{{ loop.cycle(';', '.') }}{% endfor %}"
+        "{{ '-' * 3 }}{{ '%5.1f' % 2 }}{{ names|join(', ')|center(9) }}{{ database.name }}"
+        "{% set found = namespace(n=2 ** 3) %}{{ found.n }}{{ range(3)|list }}"
+    )
+    prompt = PromptTemplate(template=template, engine="jinja")
+    filled = prompt.format(
+        scores={"a": 0.25, "b": 1.0}, names=["x", "y"], database=Database(), loop_mark="*"
+    )
+    assert filled == "*A=0.2;*B=1.0.---  2.0   x, y  db8[0, 1, 2]"
+
+
+def test_a_value_may_have_any_name():
+    assert PromptTemplate(template="{self} {values}").format(self=1, values=2) == "1 2"
