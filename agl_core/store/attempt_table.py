@@ -14,6 +14,7 @@ from agl_core.store.status import (
     ROLLOUT_STATUSES,
     attempt_may_follow,
     is_finished,
+    is_queuing,
     is_running,
     may_recover,
     rollout_status,
@@ -209,7 +210,9 @@ def _write_status(
     if live:
         worker_table.assign(transaction, attempt.worker_id, attempt.rollout_id, attempt.attempt_id)
     else:
-        worker_table.release(transaction, attempt.worker_id, attempt.attempt_id, status)
+        silent = status == "unresponsive" or status == "timeout"
+        without = "unknown" if silent else "idle"
+        worker_table.release(transaction, attempt.worker_id, attempt.attempt_id, without)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +259,17 @@ def set_rollout_status(transaction: Transaction, rollout: Rollout, status: Rollo
     place in the queue.
 
     Raises:
-        StoreError: The status is unknown, or the rollout cannot go there.
+        StoreError: The status is unknown, or the rollout cannot go there; to `preparing` and
+            `running` not without a live attempt, as nobody would ever end it.
     """
     if status not in ROLLOUT_STATUSES:
         raise StoreError(f"Invalid rollout status: {status}")
+    live = isinstance(rollout, AttemptedRollout) and is_running(rollout.attempt.status)
+    if is_running(status) and is_queuing(rollout.status) and not live:
+        raise StoreError(
+            f"Rollout {rollout.rollout_id} cannot go from {rollout.status} to {status} by hand: "
+            "nobody runs it; start_attempt begins an attempt"
+        )
     rollout_table.set_status(transaction, rollout.rollout_id, rollout.status, status)
     if status == "succeeded":
         _end_live(transaction, rollout.rollout_id, status, None, None)
@@ -280,7 +290,10 @@ def _write_columns(transaction: Transaction, attempt: Attempt, columns: Mapping[
             attempt.rollout_id,
             attempt.attempt_id,
         )
-    if columns.get("worker_id") is not None and is_running(attempt.status):
-        worker_table.assign(
-            transaction, columns["worker_id"], attempt.rollout_id, attempt.attempt_id
-        )
+    if "worker_id" not in columns or not is_running(attempt.status):
+        return
+    worker_id = columns["worker_id"]
+    if attempt.worker_id is not None and attempt.worker_id != worker_id:
+        worker_table.release(transaction, attempt.worker_id, attempt.attempt_id)
+    if worker_id is not None:
+        worker_table.assign(transaction, worker_id, attempt.rollout_id, attempt.attempt_id)

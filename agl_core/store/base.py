@@ -27,6 +27,9 @@ from typing import Any, Final, Literal, TypedDict
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from agl_core.store.status import is_finished as is_finished  # Agent Lightning has them here
+from agl_core.store.status import is_queuing as is_queuing
+from agl_core.store.status import is_running as is_running
 from agl_core.types.core import (
     Attempt,
     AttemptedRollout,
@@ -188,7 +191,7 @@ class LightningStore:
 
         Args:
             limit: None are taken where it is 0 or less.
-            worker_id: Who runs them; busy where it got any, else idle.
+            worker_id: Who runs them; busy with any that it got or still has, else idle.
             lease_seconds: How long it may be silent; None for the store's default. The config's
                 `unresponsive_seconds` holds where it is shorter.
             idempotency_key: Of this call; where its answer was lost, the same key gives the same
@@ -203,7 +206,7 @@ class LightningStore:
         has to stop.
 
         An attempt has to stop where it has ended for the store: cancelled, timed out, expired or
-        superseded.
+        superseded; or where it is another worker's. One without a worker becomes this one's.
 
         Args:
             worker_id: Who runs them.
@@ -274,7 +277,8 @@ class LightningStore:
         and queues the rollout again. Deadlines of a running attempt stay as they are.
 
         Raises:
-            ValueError: Rollout or resources not found, or the transition is not legal.
+            ValueError: Rollout or resources not found, or the transition is not legal, as to
+                `preparing` or `running` is for a rollout that nobody runs.
         """
         raise NotImplementedError
 

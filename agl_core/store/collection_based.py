@@ -102,7 +102,7 @@ class CollectionBasedLightningStore(StoreQueries):
     ) -> Sequence[str]:
         with self._write() as transaction:
             worker_table.record_heartbeat(transaction, worker_id)
-            running = [pair for pair in attempts if leases.renew(transaction, *pair)]
+            running = [pair for pair in attempts if leases.renew(transaction, *pair, worker_id)]
             if running and worker_table.require(transaction, worker_id).status != "busy":
                 worker_table.assign(transaction, worker_id, *running[-1])
             return [pair[1] for pair in attempts if pair not in running]
@@ -200,7 +200,8 @@ class CollectionBasedLightningStore(StoreQueries):
             worker_table.record_heartbeat(transaction, worker_id, stats)
             worker = worker_table.require(transaction, worker_id)
             if worker.current_rollout_id is not None and worker.current_attempt_id is not None:
-                leases.renew(transaction, worker.current_rollout_id, worker.current_attempt_id)
+                current = worker.current_rollout_id, worker.current_attempt_id
+                leases.renew(transaction, *current, worker_id)
             return worker
 
     def _enqueue(

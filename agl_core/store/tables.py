@@ -82,12 +82,14 @@ class StoreTables(LightningStore):
     def _scan(self) -> None:
         """End expired attempts, and find out what other processes have ended."""
         self._expire()
+        changed, version = self._database.changed_elsewhere(self._data_version)
+        # After the version: who begins to wait later looks by itself at what this scan has seen.
         pending = self._waiters.pending()
-        changed, self._data_version = self._database.changed_elsewhere(self._data_version)
         if pending and changed:
             with self._database.read() as transaction:
                 still = rollout_table.pending(transaction, pending)
             self._waiters.finished(set(pending) - still)
+        self._data_version = version
 
     def _expire(self) -> None:
         with self._database.read() as transaction:

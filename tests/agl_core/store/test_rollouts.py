@@ -256,6 +256,17 @@ async def test_an_end_is_final_and_has_its_time(store: Store, clock: Clock, end:
     assert (late.status, late.end_time) == (end, ended.end_time)
 
 
+@pytest.mark.parametrize("status", ["preparing", "running"])
+async def test_a_rollout_that_nobody_runs_cannot_be_set_to_running(store: Store, status: str):
+    queued = await store.enqueue_rollout("task")
+    again = await store.start_rollout("other")
+    await store.update_rollout(again.rollout_id, status="requeuing")
+    for rollout_id in (queued.rollout_id, again.rollout_id):
+        with pytest.raises(ValueError, match="nobody runs it; start_attempt"):
+            await store.update_rollout(rollout_id, status=status)  # pyright: ignore[reportArgumentType]
+    assert len(await store.dequeue_many_rollouts(limit=3)) == 2
+
+
 async def test_a_refused_update_changes_nothing(store: Store):
     taken = await begin(store)
     await store.update_rollout(taken.rollout_id, status="cancelled")
