@@ -13,12 +13,14 @@ What every store promises beyond the single methods:
 - Every attempt ends: there is a time limit where the config has none.
 - A call repeated with the same `idempotency_key` within an hour has the effect of the first and
   answers with the same records, as they are now.
-- Inputs, metadata and attributes are what JSON has a form for (NaN included); a model or dataclass
-  comes back as an object of its fields.
+- Inputs, metadata and attributes are what JSON has a form for (NaN included), or become it as
+  `agl_core.store.json_text` says: a model or dataclass comes back as an object. The rest (bytes,
+  sets, integers of more than 64 bits) is refused.
 - Time is UTC epoch seconds.
 
 Errors: `StoreError`, a `ValueError`, for what the caller asked wrongly, with the words that users
-match on ("not found"); `TransientError` where another try may work.
+match on ("not found"); `TransientError` where another try may work (a file held by another process,
+or a disk that is full).
 """
 
 from collections.abc import Mapping, Sequence
@@ -196,6 +198,9 @@ class LightningStore:
                 `unresponsive_seconds` holds where it is shorter.
             idempotency_key: Of this call; where its answer was lost, the same key gives the same
                 attempts again (those that have not ended).
+
+        Raises:
+            ValueError: `lease_seconds` is not above 0.
         """
         raise NotImplementedError
 
@@ -334,7 +339,8 @@ class LightningStore:
         returned as it is.
 
         Raises:
-            ValueError: Rollout or attempt not found, or the status is unknown or a step back.
+            ValueError: Rollout or attempt not found, the status is unknown or a step back, or
+                `last_heartbeat_time` is no time.
         """
         raise NotImplementedError
 
@@ -390,7 +396,7 @@ class LightningStore:
         The first span of an attempt makes it, and its rollout, `running`; each is a sign of life.
 
         Raises:
-            ValueError: Rollout or attempt not found; nothing is kept.
+            ValueError: Rollout or attempt not found, or a sequence id above 2**53; nothing is kept.
         """
         raise NotImplementedError
 

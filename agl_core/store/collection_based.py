@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
+from agl_core.errors import StoreError
 from agl_core.store import (
     answer_table,
     attempt_table,
@@ -19,7 +20,7 @@ from agl_core.store import (
 )
 from agl_core.store.base import UNSET, Unset
 from agl_core.store.database import Transaction
-from agl_core.store.json_text import encode
+from agl_core.store.json_text import encode, encode_records
 from agl_core.store.queries import StoreQueries
 from agl_core.store.schema import encode_or_none, span_values
 from agl_core.store.tables import in_bulk
@@ -80,6 +81,8 @@ class CollectionBasedLightningStore(StoreQueries):
     ) -> Sequence[AttemptedRollout]:
         if limit <= 0:
             return []
+        if lease_seconds is not None and not lease_seconds > 0:
+            raise StoreError(f"lease_seconds is {lease_seconds}; it is above 0")
         with self._write() as transaction:
             known = answer_table.recall(transaction, "dequeue", idempotency_key)
             if known is not None:
@@ -128,7 +131,7 @@ class CollectionBasedLightningStore(StoreQueries):
         if input is not UNSET:
             columns["input"] = encode(input, f"input of {rollout_id}")
         if config is not UNSET:
-            columns["config"] = encode(config)
+            columns["config"] = encode_records(RolloutConfig.model_validate(config))
         if metadata is not UNSET:
             columns["metadata"] = encode_or_none(metadata, f"metadata of {rollout_id}")
         columns |= _given(mode=mode, resources_id=resources_id)
@@ -151,6 +154,8 @@ class CollectionBasedLightningStore(StoreQueries):
         failure_kind: FailureKind | Unset | None = UNSET,
         failure_message: str | Unset | None = UNSET,
     ) -> Attempt:
+        if last_heartbeat_time is not UNSET and not math.isfinite(last_heartbeat_time):
+            raise StoreError(f"last_heartbeat_time is {last_heartbeat_time}; it is a time")
         columns = _given(worker_id=worker_id)
         if metadata is not UNSET:
             columns["metadata"] = encode_or_none(metadata, f"metadata of {attempt_id}")

@@ -6,7 +6,7 @@ from typing import Any
 from agl_core.errors import StoreError
 from agl_core.store.answer_table import new_id
 from agl_core.store.database import Transaction
-from agl_core.store.json_text import encode
+from agl_core.store.json_text import encode, encode_records
 from agl_core.store.resource_table import latest_id, require
 from agl_core.store.schema import SELECT_ROLLOUTS, encode_or_none, to_rollout
 from agl_core.store.status import is_finished, is_queuing, may_follow
@@ -43,7 +43,7 @@ def create(
                 transaction.now,
                 request.mode,
                 latest if request.resources_id is None else request.resources_id,
-                encode(request.config or RolloutConfig()),
+                encode_records(request.config or RolloutConfig()),
                 encode_or_none(request.metadata, "metadata of a rollout"),
                 encode(request.input, "input of a rollout"),
             )

@@ -10,12 +10,15 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+from agl_core.errors import StoreError
 from agl_core.store.json_text import decode, encode
 from agl_core.types.core import Attempt, AttemptedRollout, Rollout, Worker
 from agl_core.types.resources import ResourcesUpdate
 from agl_core.types.tracer import Span
 
 SCHEMA_VERSION = 1
+MAX_SEQUENCE_ID = 2**53
+"""Highest sequence id of a span that is taken; the next ones have to fit in SQLite too."""
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -194,7 +197,12 @@ def span_values(span: Span, size: Callable[[Span], int] | None = None) -> tuple[
     Args:
         span: What is to be kept.
         size: Returns its bytes; None for the length of its JSON.
+
+    Raises:
+        StoreError: A value has no form in JSON, or the sequence id is too high to count on.
     """
+    if span.sequence_id > MAX_SEQUENCE_ID:
+        raise StoreError(f"sequence_id is {span.sequence_id}, above {MAX_SEQUENCE_ID}")
     what = f"span {span.span_id} of rollout {span.rollout_id}"
     others = span.model_dump(exclude={*SPAN_FIELDS, "attributes"})
     rest = {name: value for name, value in others.items() if value is not None}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from agl_core.errors import StoreError
 from agl_core.store.database import Transaction
 from agl_core.store.json_text import encode
 from agl_core.store.schema import to_worker
@@ -78,6 +79,8 @@ def record_heartbeat(
 
 
 def _know(transaction: Transaction, worker_id: str) -> None:
+    if not isinstance(worker_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StoreError(f"worker_id is {worker_id!r}; it is a text")
     transaction.run(
         "INSERT INTO workers (worker_id, status) VALUES (?, 'unknown')"
         " ON CONFLICT (worker_id) DO NOTHING",
