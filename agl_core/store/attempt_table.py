@@ -1,6 +1,6 @@
 """Attempts: begun, kept alive, ended; each end decides the rollout where it is the latest's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,42 +49,69 @@ def begin(
         deadlines: The store's.
         lease_seconds: How long it may be silent; the config's limit holds too if it is shorter.
     """
-    config = rollout.config
+    (begun,) = begin_many(transaction, [rollout], worker_id, deadlines, lease_seconds)
+    return begun
+
+
+def begin_many(
+    transaction: Transaction,
+    rollouts: Sequence[Rollout],
+    worker_id: str | None,
+    deadlines: Deadlines,
+    lease_seconds: float | None,
+) -> list[AttemptedRollout]:
+    """Make the next attempt of each rollout; as `begin`.
+
+    Raises:
+        StoreError: A rollout has ended.
+    """
+    begun = [_next_attempt(rollout, worker_id, transaction.now) for rollout in rollouts]
+    transaction.run_many(
+        "INSERT INTO attempts (rollout_id, attempt_id, sequence_id, status, start_time, worker_id,"
+        " time_limit, lease_seconds, deadline) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [_attempt_values(rollout, deadlines, lease_seconds) for rollout in begun],
+    )
+    numbers = [rollout.attempt.sequence_id for rollout in begun]
+    rollout_table.begin_attempts(transaction, list(zip(rollouts, numbers, strict=True)))
+    if worker_id is not None and begun:
+        last = begun[-1].attempt
+        worker_table.assign(transaction, worker_id, last.rollout_id, last.attempt_id)
+    return begun
+
+
+def _next_attempt(rollout: Rollout, worker_id: str | None, now: float) -> AttemptedRollout:
     latest = rollout.attempt.sequence_id if isinstance(rollout, AttemptedRollout) else 0
     attempt = Attempt(
         rollout_id=rollout.rollout_id,
         attempt_id=new_id("at", 4),
         sequence_id=latest + 1,
-        start_time=transaction.now,
+        start_time=now,
         worker_id=worker_id,
     )
+    fields = {name: getattr(rollout, name) for name in Rollout.model_fields}
+    return AttemptedRollout(**fields | {"status": "preparing", "attempt": attempt})
+
+
+def _attempt_values(
+    rollout: AttemptedRollout, deadlines: Deadlines, lease_seconds: float | None
+) -> tuple[Any, ...]:
+    attempt, config = rollout.attempt, rollout.config
     silences = [s for s in (lease_seconds, config.unresponsive_seconds) if s is not None]
     silence = min(silences, default=deadlines.lease_seconds)
     timeout = config.timeout_seconds
-    limit = transaction.now + (deadlines.timeout_seconds if timeout is None else timeout)
-    transaction.run(
-        "INSERT INTO attempts (rollout_id, attempt_id, sequence_id, status, start_time, worker_id,"
-        " time_limit, lease_seconds, deadline) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    now = attempt.start_time
+    limit = now + (deadlines.timeout_seconds if timeout is None else timeout)
+    return (
         attempt.rollout_id,
         attempt.attempt_id,
         attempt.sequence_id,
         attempt.status,
-        attempt.start_time,
-        worker_id,
+        now,
+        attempt.worker_id,
         limit,
         silence,
-        min(limit, transaction.now + silence),
+        min(limit, now + silence),
     )
-    rollout_table.set_status(transaction, rollout.rollout_id, rollout.status, "preparing")
-    transaction.run(
-        "UPDATE rollouts SET num_attempts = ? WHERE rollout_id = ?",
-        attempt.sequence_id,
-        rollout.rollout_id,
-    )
-    if worker_id is not None:
-        worker_table.assign(transaction, worker_id, attempt.rollout_id, attempt.attempt_id)
-    fields = {name: getattr(rollout, name) for name in Rollout.model_fields}
-    return AttemptedRollout(**fields | {"status": "preparing", "attempt": attempt})
 
 
 def find(transaction: Transaction, rollout_id: str, attempt_id: str) -> Attempt:

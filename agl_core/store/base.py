@@ -16,7 +16,9 @@ What every store promises beyond the single methods:
 - Inputs, metadata and attributes are what JSON has a form for (NaN included), or become it as
   `agl_core.store.json_text` says: a model or dataclass comes back as an object. The rest (bytes,
   sets, integers of more than 64 bits) is refused.
-- Time is UTC epoch seconds.
+- Time is UTC epoch seconds by the store's clock. It is the system's, as several processes share it,
+  so leases and limits follow its jumps: one forward by more than a lease ends living attempts as
+  `unresponsive` (they may go on as above), one back lets a dead worker's lease last longer by it.
 
 Errors: `StoreError`, a `ValueError`, for what the caller asked wrongly, with the words that users
 match on ("not found"); `TransientError` where another try may work (a file held by another process,
@@ -436,7 +438,7 @@ class LightningStore:
         """Return the spans of a rollout, or of one of its attempts, that meet the conditions.
 
         Raises:
-            RuntimeError: The rollout's spans have been evicted.
+            RuntimeError: Spans of the rollout, or of the attempt asked for, have been evicted.
         """
         raise NotImplementedError
 

@@ -57,13 +57,15 @@ class CollectionBasedLightningStore(StoreQueries):
         request = EnqueueRolloutRequest(
             input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
         )
+        new = rollout_table.prepare(request)
         with self._write() as transaction:
             known = answer_table.recall(transaction, "start_rollout", idempotency_key)
             if known is not None:
                 return cast(AttemptedRollout, rollout_table.find(transaction, known[0][0]))
-            (rollout,) = rollout_table.create(transaction, [request])
-            ids = [[rollout.rollout_id]]
+            latest = rollout_table.create(transaction, [new])
+            ids = [[new.rollout_id]]
             answer_table.remember(transaction, "start_rollout", idempotency_key, ids)
+            rollout = new.queued(transaction.now, latest)
             return self._begin_by_hand(transaction, rollout, worker_id)
 
     async def enqueue_many_rollouts(  # noqa: D102
@@ -83,22 +85,7 @@ class CollectionBasedLightningStore(StoreQueries):
             return []
         if lease_seconds is not None and not lease_seconds > 0:
             raise StoreError(f"lease_seconds is {lease_seconds}; it is above 0")
-        with self._write() as transaction:
-            known = answer_table.recall(transaction, "dequeue", idempotency_key)
-            if known is not None:
-                again = [pair[0] for pair in known if leases.renew(transaction, *pair)]
-                found = rollout_table.find_many(transaction, again)
-                return cast(list[AttemptedRollout], found)
-            taken = [
-                attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease_seconds)
-                for rollout in rollout_table.queued(transaction, limit)
-            ]
-            if worker_id is not None:
-                worker_table.record_dequeue(transaction, worker_id, got_any=bool(taken))
-            if taken:
-                ids = [[rollout.rollout_id, rollout.attempt.attempt_id] for rollout in taken]
-                answer_table.remember(transaction, "dequeue", idempotency_key, ids)
-            return taken
+        return await in_bulk(limit, self._dequeue, limit, worker_id, lease_seconds, idempotency_key)
 
     async def renew_leases(  # noqa: D102
         self, worker_id: str, attempts: Sequence[tuple[str, str]]
@@ -200,7 +187,9 @@ class CollectionBasedLightningStore(StoreQueries):
     async def update_worker(  # noqa: D102
         self, worker_id: str, heartbeat_stats: Mapping[str, Any] | Unset = UNSET
     ) -> Worker:
-        stats = None if heartbeat_stats is UNSET else heartbeat_stats
+        stats = None
+        if heartbeat_stats is not UNSET:
+            stats = encode(dict(heartbeat_stats), f"heartbeat_stats of {worker_id}")
         with self._write() as transaction:
             worker_table.record_heartbeat(transaction, worker_id, stats)
             worker = worker_table.require(transaction, worker_id)
@@ -212,14 +201,35 @@ class CollectionBasedLightningStore(StoreQueries):
     def _enqueue(
         self, requests: Sequence[EnqueueRolloutRequest], key: str | None
     ) -> Sequence[Rollout]:
+        new = [rollout_table.prepare(request) for request in requests]
+        ids = [[rollout.rollout_id] for rollout in new]
         with self._write() as transaction:
             known = answer_table.recall(transaction, "enqueue", key)
             if known is not None:
-                return rollout_table.find_many(transaction, [ids[0] for ids in known])
-            created = rollout_table.create(transaction, requests)
-            ids = [[rollout.rollout_id] for rollout in created]
+                return rollout_table.find_many(transaction, [one[0] for one in known])
+            latest = rollout_table.create(transaction, new)
             answer_table.remember(transaction, "enqueue", key, ids)
-            return created
+        return [rollout.queued(transaction.now, latest) for rollout in new]
+
+    def _dequeue(
+        self, limit: int, worker_id: str | None, lease_seconds: float | None, key: str | None
+    ) -> Sequence[AttemptedRollout]:
+        with self._write() as transaction:
+            known = answer_table.recall(transaction, "dequeue", key)
+            if known is not None:
+                again = [pair[0] for pair in known if leases.renew(transaction, *pair)]
+                found = rollout_table.find_many(transaction, again)
+                return cast(list[AttemptedRollout], found)
+            queued = rollout_table.queued(transaction, limit)
+            taken = attempt_table.begin_many(
+                transaction, queued, worker_id, self._deadlines, lease_seconds
+            )
+            if worker_id is not None:
+                worker_table.record_dequeue(transaction, worker_id, got_any=bool(taken))
+            if taken:
+                ids = [[rollout.rollout_id, rollout.attempt.attempt_id] for rollout in taken]
+                answer_table.remember(transaction, "dequeue", key, ids)
+            return taken
 
     def _begin_by_hand(
         self, transaction: Transaction, rollout: Rollout, worker_id: str | None

@@ -159,7 +159,7 @@ SELECT_ROLLOUTS = (
 def to_attempt(row: sqlite3.Row, prefix: str = "") -> Attempt:
     """Return an attempt from a row; `prefix` is that of its columns."""
     fields = {name: row[prefix + name] for name in ATTEMPT_FIELDS}
-    return Attempt(**fields, metadata=_decode_or_none(row[prefix + "metadata"]))
+    return Attempt(**fields, metadata=decode_or_none(row[prefix + "metadata"]))
 
 
 def to_rollout(row: sqlite3.Row) -> Rollout | AttemptedRollout:
@@ -167,7 +167,7 @@ def to_rollout(row: sqlite3.Row) -> Rollout | AttemptedRollout:
     fields: dict[str, Any] = {name: row[name] for name in ROLLOUT_FIELDS}
     fields["input"] = decode(row["input"])
     fields["config"] = decode(row["config"])
-    fields["metadata"] = _decode_or_none(row["metadata"])
+    fields["metadata"] = decode_or_none(row["metadata"])
     if row["a.attempt_id"] is None:
         return Rollout(**fields)
     return AttemptedRollout(**fields, attempt=to_attempt(row, "a."))
@@ -182,7 +182,7 @@ def to_resources(row: sqlite3.Row) -> ResourcesUpdate:
 def to_worker(row: sqlite3.Row) -> Worker:
     """Return a worker from a row."""
     fields: dict[str, Any] = {name: row[name] for name in WORKER_FIELDS}
-    return Worker(**fields, heartbeat_stats=_decode_or_none(row["heartbeat_stats"]))
+    return Worker(**fields, heartbeat_stats=decode_or_none(row["heartbeat_stats"]))
 
 
 def to_span(row: sqlite3.Row) -> Span:
@@ -216,5 +216,6 @@ def encode_or_none(value: Any, what: str) -> str | None:
     return None if value is None else encode(value, what)
 
 
-def _decode_or_none(text: str | None) -> Any:
+def decode_or_none(text: str | None) -> Any:
+    """Return the value of a text by `encode_or_none`."""
     return None if text is None else decode(text)

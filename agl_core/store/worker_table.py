@@ -1,11 +1,7 @@
 """Workers: what each runs, and when it was last heard of."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from agl_core.errors import StoreError
 from agl_core.store.database import Transaction
-from agl_core.store.json_text import encode
 from agl_core.store.schema import to_worker
 from agl_core.types.core import Worker, WorkerStatus
 
@@ -62,10 +58,8 @@ def release(
         _go_on(transaction, worker_id, without)
 
 
-def record_heartbeat(
-    transaction: Transaction, worker_id: str, stats: Mapping[str, Any] | None = None
-) -> None:
-    """Note that a worker, which may be new, is alive, and what it says about itself."""
+def record_heartbeat(transaction: Transaction, worker_id: str, stats: str | None = None) -> None:
+    """Note that a worker, which may be new, is alive, and what it says about itself as JSON."""
     _know(transaction, worker_id)
     transaction.run(
         "UPDATE workers SET last_heartbeat_time = ? WHERE worker_id = ?", transaction.now, worker_id
@@ -73,7 +67,7 @@ def record_heartbeat(
     if stats is not None:
         transaction.run(
             "UPDATE workers SET heartbeat_stats = ? WHERE worker_id = ?",
-            encode(dict(stats), f"heartbeat_stats of {worker_id}"),
+            stats,
             worker_id,
         )
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +18,12 @@ import pytest
 
 from agl_core.errors import StoreError, TransientError
 from agl_core.store import CollectionBasedLightningStore as Store
-from agl_core.store import InMemoryLightningStore, LightningStoreThreaded, SqliteLightningStore
+from agl_core.store import (
+    InMemoryLightningStore,
+    LightningStoreThreaded,
+    SqliteLightningStore,
+    schema,
+)
 from agl_core.store import database as database_module
 from agl_core.store.base import LightningStore
 from agl_core.types.core import EnqueueRolloutRequest, Rollout
@@ -96,6 +101,62 @@ async def test_sequence_ids_are_unique_among_threads(open_store: OpenStore):
     with ThreadPoolExecutor(THREADS) as pool:
         drawn = [n for numbers in pool.map(draw, range(THREADS)) for n in numbers]
     assert sorted(drawn) == list(range(1, 25 * THREADS + 1))
+
+
+# What takes long.
+
+
+@pytest.mark.in_process
+async def test_work_in_bulk_is_done_by_another_thread(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+):
+    threads: set[int] = set()
+    to_rollout = schema.to_rollout
+
+    def clock() -> float:
+        threads.add(threading.get_ident())
+        return time.time()
+
+    def read(row: sqlite3.Row) -> Rollout:
+        threads.add(threading.get_ident())
+        return to_rollout(row)
+
+    async def ran_in(call: Awaitable[object]) -> set[int]:
+        threads.clear()
+        await call
+        return set(threads)
+
+    store = open_store(clock=clock, scan_debounce_seconds=3600)
+    requests = [EnqueueRolloutRequest(input=number) for number in range(2000)]
+    here = {threading.get_ident()}
+    assert await ran_in(store.enqueue_many_rollouts(requests[:1])) == here
+    taken = await take(store)
+    spans = [make_span(taken, number) for number in range(2000)]
+    assert here.isdisjoint(await ran_in(store.enqueue_many_rollouts(requests)))
+    assert here.isdisjoint(await ran_in(store.dequeue_many_rollouts(limit=2000)))
+    assert here.isdisjoint(await ran_in(store.add_many_spans(spans)))
+    monkeypatch.setattr(schema, "to_rollout", read)
+    assert len(await ran_in(store.query_rollouts()) - here) == 1
+
+
+@pytest.mark.in_process
+async def test_json_is_made_before_the_transaction(open_store: OpenStore):
+    store = open_store(scan_debounce_seconds=3600)
+    database = store._database  # pyright: ignore[reportPrivateUsage]
+    seen: list[bool] = []
+
+    class Looks:
+        def tolist(self) -> list[int]:
+            connection = database._connection  # pyright: ignore[reportPrivateUsage]
+            assert connection is not None
+            seen.append(connection.in_transaction)
+            return [1]
+
+    await store.enqueue_rollout(Looks())
+    started = await store.start_rollout(Looks(), metadata={"a": Looks()})
+    await store.update_rollout(started.rollout_id, input=Looks())
+    await store.update_worker("w", {"a": Looks()})
+    assert seen == [False] * 5
 
 
 # Several processes on one file.
