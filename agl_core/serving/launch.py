@@ -17,9 +17,9 @@ from agl_core.ledger import files
 from agl_core.ledger.storage import Storage
 from agl_core.lifeline import ChildProcess, spawn
 from agl_core.types.training import PolicyRef
+from agl_core.utils.threaded_server import LOOPBACK
 
 _LOAD_TIMEOUT_SECONDS = 600.0
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def _with_host(url: str, host: str) -> str:
@@ -69,7 +69,7 @@ class ModelServer:
                 its log.
         """
         token = env_var.engine_token()
-        if settings.host not in _LOOPBACK and token is None:
+        if settings.host not in LOOPBACK and token is None:
             raise ConfigError(
                 f"serving.host {settings.host} is open to other machines: set a token in "
                 f"{env_var.ENGINE_TOKEN}, here and where shards run"

@@ -8,7 +8,13 @@
 from typing import TYPE_CHECKING, Any
 
 from agl_core.store.attempt_table import Deadlines
-from agl_core.store.base import UNSET, LightningStore, LightningStoreCapabilities, Unset
+from agl_core.store.base import (
+    UNSET,
+    LightningStore,
+    LightningStoreCapabilities,
+    LightningStoreStatistics,
+    Unset,
+)
 from agl_core.store.collection_based import CollectionBasedLightningStore
 from agl_core.store.memory import InMemoryLightningStore
 from agl_core.store.sqlite import SqliteLightningStore
@@ -27,6 +33,7 @@ __all__ = [
     "LightningStoreCapabilities",
     "LightningStoreClient",
     "LightningStoreServer",
+    "LightningStoreStatistics",
     "LightningStoreThreaded",
     "SqliteLightningStore",
     "Unset",

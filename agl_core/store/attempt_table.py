@@ -1,6 +1,6 @@
 """Attempts: begun, kept alive, ended; each end decides the rollout where it is the latest's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from agl_core.store.status import (
     ROLLOUT_STATUSES,
     attempt_may_follow,
     is_finished,
+    is_queuing,
     is_running,
     may_recover,
     rollout_status,
@@ -48,42 +49,69 @@ def begin(
         deadlines: The store's.
         lease_seconds: How long it may be silent; the config's limit holds too if it is shorter.
     """
-    config = rollout.config
+    (begun,) = begin_many(transaction, [rollout], worker_id, deadlines, lease_seconds)
+    return begun
+
+
+def begin_many(
+    transaction: Transaction,
+    rollouts: Sequence[Rollout],
+    worker_id: str | None,
+    deadlines: Deadlines,
+    lease_seconds: float | None,
+) -> list[AttemptedRollout]:
+    """Make the next attempt of each rollout; as `begin`.
+
+    Raises:
+        StoreError: A rollout has ended.
+    """
+    begun = [_next_attempt(rollout, worker_id, transaction.now) for rollout in rollouts]
+    transaction.run_many(
+        "INSERT INTO attempts (rollout_id, attempt_id, sequence_id, status, start_time, worker_id,"
+        " time_limit, lease_seconds, deadline) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [_attempt_values(rollout, deadlines, lease_seconds) for rollout in begun],
+    )
+    numbers = [rollout.attempt.sequence_id for rollout in begun]
+    rollout_table.begin_attempts(transaction, list(zip(rollouts, numbers, strict=True)))
+    if worker_id is not None and begun:
+        last = begun[-1].attempt
+        worker_table.assign(transaction, worker_id, last.rollout_id, last.attempt_id)
+    return begun
+
+
+def _next_attempt(rollout: Rollout, worker_id: str | None, now: float) -> AttemptedRollout:
     latest = rollout.attempt.sequence_id if isinstance(rollout, AttemptedRollout) else 0
     attempt = Attempt(
         rollout_id=rollout.rollout_id,
         attempt_id=new_id("at", 4),
         sequence_id=latest + 1,
-        start_time=transaction.now,
+        start_time=now,
         worker_id=worker_id,
     )
+    fields = {name: getattr(rollout, name) for name in Rollout.model_fields}
+    return AttemptedRollout(**fields | {"status": "preparing", "attempt": attempt})
+
+
+def _attempt_values(
+    rollout: AttemptedRollout, deadlines: Deadlines, lease_seconds: float | None
+) -> tuple[Any, ...]:
+    attempt, config = rollout.attempt, rollout.config
     silences = [s for s in (lease_seconds, config.unresponsive_seconds) if s is not None]
     silence = min(silences, default=deadlines.lease_seconds)
     timeout = config.timeout_seconds
-    limit = transaction.now + (deadlines.timeout_seconds if timeout is None else timeout)
-    transaction.run(
-        "INSERT INTO attempts (rollout_id, attempt_id, sequence_id, status, start_time, worker_id,"
-        " time_limit, lease_seconds, deadline) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    now = attempt.start_time
+    limit = now + (deadlines.timeout_seconds if timeout is None else timeout)
+    return (
         attempt.rollout_id,
         attempt.attempt_id,
         attempt.sequence_id,
         attempt.status,
-        attempt.start_time,
-        worker_id,
+        now,
+        attempt.worker_id,
         limit,
         silence,
-        min(limit, transaction.now + silence),
+        min(limit, now + silence),
     )
-    rollout_table.set_status(transaction, rollout.rollout_id, rollout.status, "preparing")
-    transaction.run(
-        "UPDATE rollouts SET num_attempts = ? WHERE rollout_id = ?",
-        attempt.sequence_id,
-        rollout.rollout_id,
-    )
-    if worker_id is not None:
-        worker_table.assign(transaction, worker_id, attempt.rollout_id, attempt.attempt_id)
-    fields = {name: getattr(rollout, name) for name in Rollout.model_fields}
-    return AttemptedRollout(**fields | {"status": "preparing", "attempt": attempt})
 
 
 def find(transaction: Transaction, rollout_id: str, attempt_id: str) -> Attempt:
@@ -209,7 +237,9 @@ def _write_status(
     if live:
         worker_table.assign(transaction, attempt.worker_id, attempt.rollout_id, attempt.attempt_id)
     else:
-        worker_table.release(transaction, attempt.worker_id, attempt.attempt_id, status)
+        silent = status == "unresponsive" or status == "timeout"
+        without = "unknown" if silent else "idle"
+        worker_table.release(transaction, attempt.worker_id, attempt.attempt_id, without)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +286,17 @@ def set_rollout_status(transaction: Transaction, rollout: Rollout, status: Rollo
     place in the queue.
 
     Raises:
-        StoreError: The status is unknown, or the rollout cannot go there.
+        StoreError: The status is unknown, or the rollout cannot go there; to `preparing` and
+            `running` not without a live attempt, as nobody would ever end it.
     """
     if status not in ROLLOUT_STATUSES:
         raise StoreError(f"Invalid rollout status: {status}")
+    live = isinstance(rollout, AttemptedRollout) and is_running(rollout.attempt.status)
+    if is_running(status) and is_queuing(rollout.status) and not live:
+        raise StoreError(
+            f"Rollout {rollout.rollout_id} cannot go from {rollout.status} to {status} by hand: "
+            "nobody runs it; start_attempt begins an attempt"
+        )
     rollout_table.set_status(transaction, rollout.rollout_id, rollout.status, status)
     if status == "succeeded":
         _end_live(transaction, rollout.rollout_id, status, None, None)
@@ -280,7 +317,10 @@ def _write_columns(transaction: Transaction, attempt: Attempt, columns: Mapping[
             attempt.rollout_id,
             attempt.attempt_id,
         )
-    if columns.get("worker_id") is not None and is_running(attempt.status):
-        worker_table.assign(
-            transaction, columns["worker_id"], attempt.rollout_id, attempt.attempt_id
-        )
+    if "worker_id" not in columns or not is_running(attempt.status):
+        return
+    worker_id = columns["worker_id"]
+    if attempt.worker_id is not None and attempt.worker_id != worker_id:
+        worker_table.release(transaction, attempt.worker_id, attempt.attempt_id)
+    if worker_id is not None:
+        worker_table.assign(transaction, worker_id, attempt.rollout_id, attempt.attempt_id)

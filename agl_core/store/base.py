@@ -13,12 +13,16 @@ What every store promises beyond the single methods:
 - Every attempt ends: there is a time limit where the config has none.
 - A call repeated with the same `idempotency_key` within an hour has the effect of the first and
   answers with the same records, as they are now.
-- Inputs, metadata and attributes are what JSON has a form for (NaN included); a model or dataclass
-  comes back as an object of its fields.
-- Time is UTC epoch seconds.
+- Inputs, metadata and attributes are what JSON has a form for (NaN included), or become it as
+  `agl_core.store.json_text` says: a model or dataclass comes back as an object. The rest (bytes,
+  sets, integers of more than 64 bits) is refused.
+- Time is UTC epoch seconds by the store's clock. It is the system's, as several processes share it,
+  so leases and limits follow its jumps: one forward by more than a lease ends living attempts as
+  `unresponsive` (they may go on as above), one back lets a dead worker's lease last longer by it.
 
 Errors: `StoreError`, a `ValueError`, for what the caller asked wrongly, with the words that users
-match on ("not found"); `TransientError` where another try may work.
+match on ("not found"); `TransientError` where another try may work (a file held by another process,
+or a disk that is full).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +31,9 @@ from typing import Any, Final, Literal, TypedDict
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from agl_core.store.status import is_finished as is_finished  # Agent Lightning has them here
+from agl_core.store.status import is_queuing as is_queuing
+from agl_core.store.status import is_running as is_running
 from agl_core.types.core import (
     Attempt,
     AttemptedRollout,
@@ -188,11 +195,14 @@ class LightningStore:
 
         Args:
             limit: None are taken where it is 0 or less.
-            worker_id: Who runs them; busy where it got any, else idle.
+            worker_id: Who runs them; busy with any that it got or still has, else idle.
             lease_seconds: How long it may be silent; None for the store's default. The config's
                 `unresponsive_seconds` holds where it is shorter.
             idempotency_key: Of this call; where its answer was lost, the same key gives the same
                 attempts again (those that have not ended).
+
+        Raises:
+            ValueError: `lease_seconds` is not above 0.
         """
         raise NotImplementedError
 
@@ -203,7 +213,7 @@ class LightningStore:
         has to stop.
 
         An attempt has to stop where it has ended for the store: cancelled, timed out, expired or
-        superseded.
+        superseded; or where it is another worker's. One without a worker becomes this one's.
 
         Args:
             worker_id: Who runs them.
@@ -274,7 +284,8 @@ class LightningStore:
         and queues the rollout again. Deadlines of a running attempt stay as they are.
 
         Raises:
-            ValueError: Rollout or resources not found, or the transition is not legal.
+            ValueError: Rollout or resources not found, or the transition is not legal, as to
+                `preparing` or `running` is for a rollout that nobody runs.
         """
         raise NotImplementedError
 
@@ -330,7 +341,8 @@ class LightningStore:
         returned as it is.
 
         Raises:
-            ValueError: Rollout or attempt not found, or the status is unknown or a step back.
+            ValueError: Rollout or attempt not found, the status is unknown or a step back, or
+                `last_heartbeat_time` is no time.
         """
         raise NotImplementedError
 
@@ -386,7 +398,7 @@ class LightningStore:
         The first span of an attempt makes it, and its rollout, `running`; each is a sign of life.
 
         Raises:
-            ValueError: Rollout or attempt not found; nothing is kept.
+            ValueError: Rollout or attempt not found, or a sequence id above 2**53; nothing is kept.
         """
         raise NotImplementedError
 
@@ -426,7 +438,7 @@ class LightningStore:
         """Return the spans of a rollout, or of one of its attempts, that meet the conditions.
 
         Raises:
-            RuntimeError: The rollout's spans have been evicted.
+            RuntimeError: Spans of the rollout, or of the attempt asked for, have been evicted.
         """
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from agl_core.errors import StoreError
 from agl_core.store import wire
 from agl_core.store.base import UNSET, LightningStore, LightningStoreCapabilities
 from agl_core.store.calls import Calls, CallSettings
-from agl_core.store.json_text import encode
+from agl_core.store.json_text import encode, encode_records
 from agl_core.store.payloads import Resources
 from agl_core.types.core import Rollout
 from agl_core.types.tracer import Span
@@ -169,8 +169,12 @@ class LightningStoreClient(LightningStore):
             path = path.replace(f"{{{name}}}", quote(given.pop(name), safe=""))
         content = None
         if operation.method == "POST":
-            body = given["resources"] if operation.arguments is Resources else given
-            content = encode(body, f"what {operation.name} is given")
+            if operation.arguments is Resources:
+                content = encode_records(given["resources"])
+            else:
+                if operation is wire.ENQUEUE:  # as mappings, so that inputs are looked into
+                    given["rollouts"] = [dict(request) for request in given["rollouts"]]
+                content = encode(given, f"what {operation.name} is given")
         elif given:
             query = {name: value for name, value in given.items() if value is not None}
             path += f"?{httpx.QueryParams(query)}"
@@ -224,7 +228,7 @@ def _batches(spans: Sequence[Span]) -> Iterator[tuple[Sequence[Span], str]]:
     start, size = 0, 0
     texts: list[str] = []
     for index, span in enumerate(spans):
-        text = encode(span, f"span {span.span_id} of rollout {span.rollout_id}")
+        text = encode_records(span)
         if texts and size + len(text) > _BATCH_CHARACTERS:
             yield spans[start:index], _payload(texts)
             start, size, texts = index, 0, []

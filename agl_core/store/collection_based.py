@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
+from agl_core.errors import StoreError
 from agl_core.store import (
     answer_table,
     attempt_table,
@@ -19,7 +20,7 @@ from agl_core.store import (
 )
 from agl_core.store.base import UNSET, Unset
 from agl_core.store.database import Transaction
-from agl_core.store.json_text import encode
+from agl_core.store.json_text import encode, encode_records
 from agl_core.store.queries import StoreQueries
 from agl_core.store.schema import encode_or_none, span_values
 from agl_core.store.tables import in_bulk
@@ -56,13 +57,15 @@ class CollectionBasedLightningStore(StoreQueries):
         request = EnqueueRolloutRequest(
             input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
         )
+        new = rollout_table.prepare(request)
         with self._write() as transaction:
             known = answer_table.recall(transaction, "start_rollout", idempotency_key)
             if known is not None:
                 return cast(AttemptedRollout, rollout_table.find(transaction, known[0][0]))
-            (rollout,) = rollout_table.create(transaction, [request])
-            ids = [[rollout.rollout_id]]
+            latest = rollout_table.create(transaction, [new])
+            ids = [[new.rollout_id]]
             answer_table.remember(transaction, "start_rollout", idempotency_key, ids)
+            rollout = new.queued(transaction.now, latest)
             return self._begin_by_hand(transaction, rollout, worker_id)
 
     async def enqueue_many_rollouts(  # noqa: D102
@@ -80,29 +83,16 @@ class CollectionBasedLightningStore(StoreQueries):
     ) -> Sequence[AttemptedRollout]:
         if limit <= 0:
             return []
-        with self._write() as transaction:
-            known = answer_table.recall(transaction, "dequeue", idempotency_key)
-            if known is not None:
-                again = [pair[0] for pair in known if leases.renew(transaction, *pair)]
-                found = rollout_table.find_many(transaction, again)
-                return cast(list[AttemptedRollout], found)
-            taken = [
-                attempt_table.begin(transaction, rollout, worker_id, self._deadlines, lease_seconds)
-                for rollout in rollout_table.queued(transaction, limit)
-            ]
-            if worker_id is not None:
-                worker_table.record_dequeue(transaction, worker_id, got_any=bool(taken))
-            if taken:
-                ids = [[rollout.rollout_id, rollout.attempt.attempt_id] for rollout in taken]
-                answer_table.remember(transaction, "dequeue", idempotency_key, ids)
-            return taken
+        if lease_seconds is not None and not lease_seconds > 0:
+            raise StoreError(f"lease_seconds is {lease_seconds}; it is above 0")
+        return await in_bulk(limit, self._dequeue, limit, worker_id, lease_seconds, idempotency_key)
 
     async def renew_leases(  # noqa: D102
         self, worker_id: str, attempts: Sequence[tuple[str, str]]
     ) -> Sequence[str]:
         with self._write() as transaction:
             worker_table.record_heartbeat(transaction, worker_id)
-            running = [pair for pair in attempts if leases.renew(transaction, *pair)]
+            running = [pair for pair in attempts if leases.renew(transaction, *pair, worker_id)]
             if running and worker_table.require(transaction, worker_id).status != "busy":
                 worker_table.assign(transaction, worker_id, *running[-1])
             return [pair[1] for pair in attempts if pair not in running]
@@ -128,7 +118,7 @@ class CollectionBasedLightningStore(StoreQueries):
         if input is not UNSET:
             columns["input"] = encode(input, f"input of {rollout_id}")
         if config is not UNSET:
-            columns["config"] = encode(config)
+            columns["config"] = encode_records(RolloutConfig.model_validate(config))
         if metadata is not UNSET:
             columns["metadata"] = encode_or_none(metadata, f"metadata of {rollout_id}")
         columns |= _given(mode=mode, resources_id=resources_id)
@@ -151,6 +141,8 @@ class CollectionBasedLightningStore(StoreQueries):
         failure_kind: FailureKind | Unset | None = UNSET,
         failure_message: str | Unset | None = UNSET,
     ) -> Attempt:
+        if last_heartbeat_time is not UNSET and not math.isfinite(last_heartbeat_time):
+            raise StoreError(f"last_heartbeat_time is {last_heartbeat_time}; it is a time")
         columns = _given(worker_id=worker_id)
         if metadata is not UNSET:
             columns["metadata"] = encode_or_none(metadata, f"metadata of {attempt_id}")
@@ -195,25 +187,49 @@ class CollectionBasedLightningStore(StoreQueries):
     async def update_worker(  # noqa: D102
         self, worker_id: str, heartbeat_stats: Mapping[str, Any] | Unset = UNSET
     ) -> Worker:
-        stats = None if heartbeat_stats is UNSET else heartbeat_stats
+        stats = None
+        if heartbeat_stats is not UNSET:
+            stats = encode(dict(heartbeat_stats), f"heartbeat_stats of {worker_id}")
         with self._write() as transaction:
             worker_table.record_heartbeat(transaction, worker_id, stats)
             worker = worker_table.require(transaction, worker_id)
             if worker.current_rollout_id is not None and worker.current_attempt_id is not None:
-                leases.renew(transaction, worker.current_rollout_id, worker.current_attempt_id)
+                current = worker.current_rollout_id, worker.current_attempt_id
+                leases.renew(transaction, *current, worker_id)
             return worker
 
     def _enqueue(
         self, requests: Sequence[EnqueueRolloutRequest], key: str | None
     ) -> Sequence[Rollout]:
+        new = [rollout_table.prepare(request) for request in requests]
+        ids = [[rollout.rollout_id] for rollout in new]
         with self._write() as transaction:
             known = answer_table.recall(transaction, "enqueue", key)
             if known is not None:
-                return rollout_table.find_many(transaction, [ids[0] for ids in known])
-            created = rollout_table.create(transaction, requests)
-            ids = [[rollout.rollout_id] for rollout in created]
+                return rollout_table.find_many(transaction, [one[0] for one in known])
+            latest = rollout_table.create(transaction, new)
             answer_table.remember(transaction, "enqueue", key, ids)
-            return created
+        return [rollout.queued(transaction.now, latest) for rollout in new]
+
+    def _dequeue(
+        self, limit: int, worker_id: str | None, lease_seconds: float | None, key: str | None
+    ) -> Sequence[AttemptedRollout]:
+        with self._write() as transaction:
+            known = answer_table.recall(transaction, "dequeue", key)
+            if known is not None:
+                again = [pair[0] for pair in known if leases.renew(transaction, *pair)]
+                found = rollout_table.find_many(transaction, again)
+                return cast(list[AttemptedRollout], found)
+            queued = rollout_table.queued(transaction, limit)
+            taken = attempt_table.begin_many(
+                transaction, queued, worker_id, self._deadlines, lease_seconds
+            )
+            if worker_id is not None:
+                worker_table.record_dequeue(transaction, worker_id, got_any=bool(taken))
+            if taken:
+                ids = [[rollout.rollout_id, rollout.attempt.attempt_id] for rollout in taken]
+                answer_table.remember(transaction, "dequeue", key, ids)
+            return taken
 
     def _begin_by_hand(
         self, transaction: Transaction, rollout: Rollout, worker_id: str | None

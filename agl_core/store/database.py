@@ -22,6 +22,12 @@ from agl_core.errors import StoreError, TransientError
 from agl_core.store.schema import SCHEMA_VERSION, TABLES
 
 MEMORY = ":memory:"
+_WORTH_ANOTHER_TRY = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+)
 BUSY_SECONDS = 30.0
 """How long a call waits for another process's transaction; those take milliseconds."""
 
@@ -89,7 +95,9 @@ class Database:
         """Make changes: committed when the block ends, undone when it raises.
 
         Raises:
-            TransientError: Another process held the file for `BUSY_SECONDS`.
+            TransientError: Another process held the file for `BUSY_SECONDS`, or the disk is full or
+                fails.
+            StoreError: SQLite refuses what it is given.
         """
         with self._transaction("IMMEDIATE") as transaction:
             yield transaction
@@ -128,10 +136,12 @@ class Database:
                 self._connection.execute(f"BEGIN {kind}")
                 yield Transaction(self._connection, self._clock())
                 self._connection.execute("COMMIT")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
-                raise TransientError(f"{self.path}: {error}") from error
+            except sqlite3.Error as error:
+                code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+                kind_of_error = TransientError if code in _WORTH_ANOTHER_TRY else StoreError
+                raise kind_of_error(f"{self.path}: {error}") from error
+            except OverflowError as error:
+                raise StoreError("a number has more than 64 bits") from error
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")

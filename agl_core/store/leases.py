@@ -33,10 +33,20 @@ def expire(transaction: Transaction) -> int:
     return len(rows)
 
 
-def renew(transaction: Transaction, rollout_id: str, attempt_id: str) -> bool:
-    """Begin the lease of an attempt anew; False where it has to stop: it has ended, or another one
-    has been begun.
+def renew(
+    transaction: Transaction, rollout_id: str, attempt_id: str, worker_id: str | None = None
+) -> bool:
+    """Begin the lease of an attempt anew; False where it has to stop: it has ended, another one
+    has been begun, or it is another worker's.
+
+    Args:
+        transaction: In which.
+        rollout_id: Of the attempt.
+        attempt_id: Of the attempt.
+        worker_id: Who says so; an attempt without a worker becomes its. None for whoever has it.
     """
+    if worker_id is not None and not _belongs(transaction, rollout_id, attempt_id, worker_id):
+        return False
     renewed = transaction.run(
         "UPDATE attempts SET last_heartbeat_time = ?, deadline = min(time_limit, ? + lease_seconds)"
         " WHERE rollout_id = ? AND attempt_id = ? AND deadline IS NOT NULL"
@@ -48,6 +58,21 @@ def renew(transaction: Transaction, rollout_id: str, attempt_id: str) -> bool:
         rollout_id,
     )
     return renewed > 0 or _recover(transaction, rollout_id, attempt_id)
+
+
+def _belongs(transaction: Transaction, rollout_id: str, attempt_id: str, worker_id: str) -> bool:
+    """Tell whether an attempt is a worker's, as one without a worker is from now on."""
+    which = "rollout_id = ? AND attempt_id = ?"
+    owner = transaction.one(f"SELECT worker_id FROM attempts WHERE {which}", rollout_id, attempt_id)
+    if owner is None or owner["worker_id"] is not None:
+        return owner is not None and owner["worker_id"] == worker_id
+    transaction.run(
+        f"UPDATE attempts SET worker_id = ? WHERE {which} AND deadline IS NOT NULL",
+        worker_id,
+        rollout_id,
+        attempt_id,
+    )
+    return True
 
 
 def _recover(transaction: Transaction, rollout_id: str, attempt_id: str) -> bool:

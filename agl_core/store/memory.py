@@ -18,23 +18,29 @@ logger = logging.getLogger(__name__)
 
 _TABLES = """
 CREATE TABLE span_usage (
-    rollout_id TEXT PRIMARY KEY,
+    rollout_id TEXT NOT NULL,
+    attempt_id TEXT NOT NULL,
     size_bytes INTEGER NOT NULL DEFAULT 0,
     was_used INTEGER NOT NULL DEFAULT 0,
-    was_evicted INTEGER NOT NULL DEFAULT 0
+    was_evicted INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (rollout_id, attempt_id)
 );
 CREATE INDEX evictable ON span_usage (rollout_id) WHERE was_used AND size_bytes > 0;
 INSERT INTO meta VALUES ('span_bytes', 0);
 """
 
 
+_SCOPE = "rollout_id = ? AND attempt_id = coalesce(?, attempt_id)"
+
+
 class InMemoryLightningStore(CollectionBasedLightningStore):
     """A store that ends with its process.
 
     Spans above a threshold are evicted, those of the oldest rollouts first, until they fit below
-    another. Only used ones are: the rollout has ended, and then somebody read all its spans, or
-    those of its latest attempt (`query_spans` without conditions). Where nothing is left to evict
-    the store grows and warns. Spans that come after an eviction can be read.
+    another. Only attempts that were used lose theirs: the rollout has ended, and then somebody read
+    all spans of it, or of the attempt (`query_spans` without conditions), and none came since.
+    Where nothing is left to evict the store grows and warns. Once an attempt's spans are evicted,
+    what it adds cannot be read either: an answer is whole, or refused.
 
     Args:
         thread_safe: As in Agent Lightning; this store is thread-safe either way.
@@ -100,16 +106,18 @@ class InMemoryLightningStore(CollectionBasedLightningStore):
     def _evict(self, transaction: Transaction) -> None:
         total = _span_bytes(transaction)
         for row in transaction.all(
-            "SELECT u.rollout_id, u.size_bytes FROM span_usage u INDEXED BY evictable"
+            "SELECT u.rollout_id, u.attempt_id, u.size_bytes"
+            " FROM span_usage u INDEXED BY evictable"
             " JOIN rollouts r ON r.rollout_id = u.rollout_id"
             " WHERE u.was_used AND u.size_bytes > 0 ORDER BY r.number"
         ):
             if total <= self._evict_to:
                 break
-            transaction.run("DELETE FROM spans WHERE rollout_id = ?", row["rollout_id"])
+            which = "rollout_id = ? AND attempt_id = ?"
+            pair = row["rollout_id"], row["attempt_id"]
+            transaction.run(f"DELETE FROM spans WHERE {which}", *pair)
             transaction.run(
-                "UPDATE span_usage SET size_bytes = 0, was_evicted = 1 WHERE rollout_id = ?",
-                row["rollout_id"],
+                f"UPDATE span_usage SET size_bytes = 0, was_evicted = 1 WHERE {which}", *pair
             )
             total -= row["size_bytes"]
         transaction.run("UPDATE meta SET value = ? WHERE key = 'span_bytes'", total)
@@ -121,26 +129,28 @@ class InMemoryLightningStore(CollectionBasedLightningStore):
             )
         self._warned = total > self._evict_above
 
-    def _require_spans(self, rollout_id: str) -> None:
-        with self._read() as transaction:
-            evicted = transaction.value(
-                "SELECT was_evicted FROM span_usage WHERE rollout_id = ?", rollout_id
-            )
+    def _require_spans(
+        self, transaction: Transaction, rollout_id: str, attempt_id: str | None
+    ) -> None:
+        evicted = transaction.value(
+            f"SELECT max(was_evicted) FROM span_usage WHERE {_SCOPE}", rollout_id, attempt_id
+        )
         if evicted:
             raise RuntimeError(
                 f"Spans for rollout {rollout_id} have been evicted; raise "
                 "eviction_memory_threshold, or use a SqliteLightningStore"
             )
 
-    def _spans_were_read(self, rollout_id: str) -> None:
+    def _spans_were_read(self, rollout_id: str, attempt_id: str | None, num_spans: int) -> None:
         with self._write() as transaction:
             status = transaction.value(
                 "SELECT status FROM rollouts WHERE rollout_id = ?", rollout_id
             )
-            if status is not None and is_finished(status):
+            scope = rollout_id, attempt_id
+            held = transaction.value(f"SELECT count(*) FROM spans WHERE {_SCOPE}", *scope)
+            if status is not None and is_finished(status) and held == num_spans:
                 transaction.run(
-                    "UPDATE span_usage SET was_used = 1 WHERE rollout_id = ? AND NOT was_used",
-                    rollout_id,
+                    f"UPDATE span_usage SET was_used = 1 WHERE {_SCOPE} AND NOT was_used", *scope
                 )
 
     def _statistics(self, transaction: Transaction) -> LightningStoreStatistics:
@@ -169,15 +179,17 @@ def _span_bytes(transaction: Transaction) -> int:
 def _measure(transaction: Transaction, last: int) -> None:
     """Count the spans that came after the row with the number `last`."""
     for row in transaction.all(
-        "SELECT rollout_id, sum(size_bytes) AS size_bytes FROM spans WHERE number > ?"
-        " GROUP BY +rollout_id",  # the plus: only the new rows, not all by the index
+        "SELECT rollout_id, attempt_id, sum(size_bytes) AS size_bytes FROM spans WHERE number > ?"
+        " GROUP BY +rollout_id, +attempt_id",  # the plus: only the new rows, not all by the index
         last,
     ):
         transaction.run(
-            "INSERT INTO span_usage (rollout_id, size_bytes) VALUES (?, ?)"
-            " ON CONFLICT (rollout_id) DO UPDATE"
-            " SET size_bytes = size_bytes + excluded.size_bytes, was_evicted = 0",
+            "INSERT INTO span_usage (rollout_id, attempt_id, size_bytes) VALUES (?, ?, ?)"
+            " ON CONFLICT (rollout_id, attempt_id) DO UPDATE"
+            # Nobody can read what follows evicted spans; it is not kept longer than them.
+            " SET size_bytes = size_bytes + excluded.size_bytes, was_used = was_evicted",
             row["rollout_id"],
+            row["attempt_id"],
             row["size_bytes"],
         )
         transaction.run(

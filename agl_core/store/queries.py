@@ -181,12 +181,10 @@ class StoreQueries(StoreTables):
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
-        self._require_spans(rollout_id)
         scope = {"rollout_id": {"exact": rollout_id}}
-        attempt = await self.get_latest_attempt(rollout_id)
-        latest = "" if attempt is None else attempt.attempt_id
         if attempt_id == "latest":
-            attempt_id = latest
+            attempt = await self.get_latest_attempt(rollout_id)
+            attempt_id = "" if attempt is None else attempt.attempt_id
         if attempt_id is not None:
             scope["attempt_id"] = {"exact": attempt_id}
         filters = text_filters(
@@ -206,9 +204,10 @@ class StoreQueries(StoreTables):
             schema.to_span,
             (limit, offset),
             columns=schema.SPAN_FIELDS,
+            check=lambda transaction: self._require_spans(transaction, rollout_id, attempt_id),
         )
-        if not filters and attempt_id in (None, latest) and (limit, offset) == (-1, 0):
-            self._spans_were_read(rollout_id)
+        if not filters and (limit, offset) == (-1, 0):
+            self._spans_were_read(rollout_id, attempt_id, spans.total)
         return spans
 
     async def query_workers(  # noqa: D102
@@ -240,14 +239,21 @@ class StoreQueries(StoreTables):
 
     def _finished(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         with self._read() as transaction:
-            found = rollout_table.find_many(transaction, rollout_ids)
+            rows = rollout_table.find_rows(transaction, rollout_ids)
+        found = rollout_table.in_order(rows, rollout_ids)
         return [rollout for rollout in found if is_finished(rollout.status)]
 
-    def _require_spans(self, rollout_id: str) -> None:
-        """Raise if a rollout's spans have been evicted; a store on disk keeps them all."""
+    def _require_spans(
+        self, transaction: Transaction, rollout_id: str, attempt_id: str | None
+    ) -> None:
+        """Raise if spans of a rollout, or of its one attempt that is asked for, have been evicted;
+        a store on disk keeps them all.
+        """
 
-    def _spans_were_read(self, rollout_id: str) -> None:
-        """Note that somebody has read all spans of a rollout, or of its latest attempt."""
+    def _spans_were_read(self, rollout_id: str, attempt_id: str | None, num_spans: int) -> None:
+        """Note that somebody has read the spans of a rollout, or of one of its attempts, and how
+        many there were.
+        """
 
     def _statistics(self, transaction: Transaction) -> LightningStoreStatistics:
         def count(table: str) -> int:
@@ -274,6 +280,7 @@ class StoreQueries(StoreTables):
         *,
         columns: Sequence[str],
         select: str = "",
+        check: Callable[[Transaction], None] | None = None,
     ) -> PaginatedResult[Record]:
         """Return the records of a table (with its alias) that meet the conditions.
 
@@ -285,11 +292,14 @@ class StoreQueries(StoreTables):
             bounds: Limit and offset.
             columns: Fields that conditions may name.
             select: Up to the condition; by default all columns of the table.
+            check: Raises where there is no answer; looks at the same moment.
         """
         alias = f"{table.split()[1]}." if " " in table else ""
         condition, parameters = where(filters, columns, alias)
         limits, numbers = page(*bounds)
         with self._read() as transaction:
+            if check is not None:
+                check(transaction)
             count = f"SELECT count(*) FROM {table} WHERE {condition}"
             total: int = transaction.value(count, *parameters)
             rows = transaction.all(

@@ -3,7 +3,7 @@
 from agl_core.errors import StoreError
 from agl_core.store.answer_table import new_id
 from agl_core.store.database import Transaction
-from agl_core.store.json_text import encode
+from agl_core.store.json_text import encode_records
 from agl_core.store.schema import to_resources
 from agl_core.types.resources import NamedResources, ResourcesUpdate
 
@@ -26,7 +26,7 @@ def publish(
         resources_id,
         transaction.now,
         transaction.now,
-        encode(resources, f"resources {resources_id}"),
+        encode_records(resources),
     )
     return require(transaction, resources_id)
 

@@ -1,58 +1,102 @@
 """Rollouts and their queue."""
 
+import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agl_core.errors import StoreError
 from agl_core.store.answer_table import new_id
 from agl_core.store.database import Transaction
-from agl_core.store.json_text import encode
+from agl_core.store.json_text import decode, encode, encode_records
 from agl_core.store.resource_table import latest_id, require
-from agl_core.store.schema import SELECT_ROLLOUTS, encode_or_none, to_rollout
+from agl_core.store.schema import SELECT_ROLLOUTS, decode_or_none, encode_or_none, to_rollout
 from agl_core.store.status import is_finished, is_queuing, may_follow
 from agl_core.types.core import (
     AttemptedRollout,
     EnqueueRolloutRequest,
     Rollout,
     RolloutConfig,
+    RolloutMode,
     RolloutStatus,
 )
 
 
-def create(
-    transaction: Transaction, requests: Sequence[EnqueueRolloutRequest]
-) -> list[Rollout | AttemptedRollout]:
-    """Put rollouts at the end of the queue, in their order.
+@dataclass(frozen=True, slots=True)
+class NewRollout:
+    """What a rollout will be, its values as the texts that are kept."""
+
+    rollout_id: str
+    mode: RolloutMode | None
+    resources_id: str | None
+    config: str
+    metadata: str | None
+    input: str
+
+    def queued(self, start_time: float, latest: str | None) -> Rollout:
+        """Return its record in the queue.
+
+        Args:
+            start_time: When it was queued, UTC epoch seconds.
+            latest: Resources it has if it names none.
+        """
+        return Rollout(
+            rollout_id=self.rollout_id,
+            input=decode(self.input),
+            start_time=start_time,
+            mode=self.mode,
+            resources_id=latest if self.resources_id is None else self.resources_id,
+            config=decode(self.config),
+            metadata=decode_or_none(self.metadata),
+        )
+
+
+def prepare(request: EnqueueRolloutRequest) -> NewRollout:
+    """Make a new rollout's id and texts; before the transaction, which others wait for.
 
     Raises:
-        StoreError: A `resources_id` that there is not, or an input that JSON has no form for.
+        StoreError: Its input or metadata have no form in JSON.
+    """
+    return NewRollout(
+        rollout_id=new_id("ro", 6),
+        mode=request.mode,
+        resources_id=request.resources_id,
+        config=encode_records(request.config or RolloutConfig()),
+        metadata=encode_or_none(request.metadata, "metadata of a rollout"),
+        input=encode(request.input, "input of a rollout"),
+    )
+
+
+def create(transaction: Transaction, rollouts: Sequence[NewRollout]) -> str | None:
+    """Put rollouts at the end of the queue, in their order, and return the id of the resources of
+    those that name none.
+
+    Raises:
+        StoreError: A `resources_id` that there is not.
     """
     latest = latest_id(transaction)
-    for resources_id in {request.resources_id for request in requests}:
+    for resources_id in {rollout.resources_id for rollout in rollouts}:
         if resources_id is not None:
             require(transaction, resources_id)
     place = _last_place(transaction)
-    ids = [new_id("ro", 6) for _ in requests]
     transaction.run_many(
         "INSERT INTO rollouts (rollout_id, status, queue_number, start_time, mode, resources_id,"
         " config, metadata, input) VALUES (?, 'queuing', ?, ?, ?, ?, ?, ?, ?)",
         [
             (
-                rollout_id,
+                rollout.rollout_id,
                 place + position,
                 transaction.now,
-                request.mode,
-                latest if request.resources_id is None else request.resources_id,
-                encode(request.config or RolloutConfig()),
-                encode_or_none(request.metadata, "metadata of a rollout"),
-                encode(request.input, "input of a rollout"),
+                rollout.mode,
+                latest if rollout.resources_id is None else rollout.resources_id,
+                rollout.config,
+                rollout.metadata,
+                rollout.input,
             )
-            for position, (rollout_id, request) in enumerate(
-                zip(ids, requests, strict=True), start=1
-            )
+            for position, rollout in enumerate(rollouts, start=1)
         ],
     )
-    return find_many(transaction, ids)
+    return latest
 
 
 def find(transaction: Transaction, rollout_id: str) -> Rollout | AttemptedRollout:
@@ -71,10 +115,21 @@ def find_many(
     transaction: Transaction, rollout_ids: Sequence[str]
 ) -> list[Rollout | AttemptedRollout]:
     """Return rollouts in the given order, each once; unknown ones are left out."""
-    rows = transaction.all(
+    return in_order(find_rows(transaction, rollout_ids), rollout_ids)
+
+
+def find_rows(transaction: Transaction, rollout_ids: Sequence[str]) -> list[sqlite3.Row]:
+    """Return rollouts as rows, for `in_order` after the transaction."""
+    return transaction.all(
         f"{SELECT_ROLLOUTS} WHERE r.rollout_id IN (SELECT value FROM json_each(?))",
         encode(list(rollout_ids)),
     )
+
+
+def in_order(
+    rows: Sequence[sqlite3.Row], rollout_ids: Sequence[str]
+) -> list[Rollout | AttemptedRollout]:
+    """Return the rollouts of rows in the given order, each once."""
     found = {row["rollout_id"]: to_rollout(row) for row in rows}
     return [found[rollout_id] for rollout_id in dict.fromkeys(rollout_ids) if rollout_id in found]
 
@@ -123,6 +178,24 @@ def set_status(
     )
     if ended:
         transaction.finished.append(rollout_id)
+
+
+def begin_attempts(transaction: Transaction, attempts: Sequence[tuple[Rollout, int]]) -> None:
+    """Make rollouts `preparing`, out of the queue, each with the number of its new attempt.
+
+    Raises:
+        StoreError: One has ended.
+    """
+    for rollout, _ in attempts:
+        if not may_follow(rollout.status, "preparing"):
+            raise StoreError(
+                f"Rollout {rollout.rollout_id} cannot go from {rollout.status} to preparing"
+            )
+    transaction.run_many(
+        "UPDATE rollouts SET status = 'preparing', queue_number = NULL, num_attempts = ?"
+        " WHERE rollout_id = ?",
+        [(number, rollout.rollout_id) for rollout, number in attempts],
+    )
 
 
 def update(transaction: Transaction, rollout_id: str, columns: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from agl_core.store import otlp_receiver, wire
 from agl_core.store.base import LightningStore
 from agl_core.store.guard import HEALTH_PATH, Guard
-from agl_core.store.json_text import encode
+from agl_core.store.json_text import encode_records
 from agl_core.store.payloads import OneSpan
 from agl_core.store.refusals import answer_to
 from agl_core.store.repeated import Repeated
@@ -207,7 +207,7 @@ def _query(model: type[BaseModel], request: Request) -> dict[str, Any]:
 
 
 def _json(value: Any, status: int, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(value, "the answer"), status, headers, "application/json")
+    return Response(encode_records(value), status, headers, "application/json")
 
 
 async def _health(request: Request) -> Response:

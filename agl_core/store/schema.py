@@ -10,12 +10,15 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+from agl_core.errors import StoreError
 from agl_core.store.json_text import decode, encode
 from agl_core.types.core import Attempt, AttemptedRollout, Rollout, Worker
 from agl_core.types.resources import ResourcesUpdate
 from agl_core.types.tracer import Span
 
 SCHEMA_VERSION = 1
+MAX_SEQUENCE_ID = 2**53
+"""Highest sequence id of a span that is taken; the next ones have to fit in SQLite too."""
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -156,7 +159,7 @@ SELECT_ROLLOUTS = (
 def to_attempt(row: sqlite3.Row, prefix: str = "") -> Attempt:
     """Return an attempt from a row; `prefix` is that of its columns."""
     fields = {name: row[prefix + name] for name in ATTEMPT_FIELDS}
-    return Attempt(**fields, metadata=_decode_or_none(row[prefix + "metadata"]))
+    return Attempt(**fields, metadata=decode_or_none(row[prefix + "metadata"]))
 
 
 def to_rollout(row: sqlite3.Row) -> Rollout | AttemptedRollout:
@@ -164,7 +167,7 @@ def to_rollout(row: sqlite3.Row) -> Rollout | AttemptedRollout:
     fields: dict[str, Any] = {name: row[name] for name in ROLLOUT_FIELDS}
     fields["input"] = decode(row["input"])
     fields["config"] = decode(row["config"])
-    fields["metadata"] = _decode_or_none(row["metadata"])
+    fields["metadata"] = decode_or_none(row["metadata"])
     if row["a.attempt_id"] is None:
         return Rollout(**fields)
     return AttemptedRollout(**fields, attempt=to_attempt(row, "a."))
@@ -179,7 +182,7 @@ def to_resources(row: sqlite3.Row) -> ResourcesUpdate:
 def to_worker(row: sqlite3.Row) -> Worker:
     """Return a worker from a row."""
     fields: dict[str, Any] = {name: row[name] for name in WORKER_FIELDS}
-    return Worker(**fields, heartbeat_stats=_decode_or_none(row["heartbeat_stats"]))
+    return Worker(**fields, heartbeat_stats=decode_or_none(row["heartbeat_stats"]))
 
 
 def to_span(row: sqlite3.Row) -> Span:
@@ -194,7 +197,12 @@ def span_values(span: Span, size: Callable[[Span], int] | None = None) -> tuple[
     Args:
         span: What is to be kept.
         size: Returns its bytes; None for the length of its JSON.
+
+    Raises:
+        StoreError: A value has no form in JSON, or the sequence id is too high to count on.
     """
+    if span.sequence_id > MAX_SEQUENCE_ID:
+        raise StoreError(f"sequence_id is {span.sequence_id}, above {MAX_SEQUENCE_ID}")
     what = f"span {span.span_id} of rollout {span.rollout_id}"
     others = span.model_dump(exclude={*SPAN_FIELDS, "attributes"})
     rest = {name: value for name, value in others.items() if value is not None}
@@ -208,5 +216,6 @@ def encode_or_none(value: Any, what: str) -> str | None:
     return None if value is None else encode(value, what)
 
 
-def _decode_or_none(text: str | None) -> Any:
+def decode_or_none(text: str | None) -> Any:
+    """Return the value of a text by `encode_or_none`."""
     return None if text is None else decode(text)

@@ -17,7 +17,13 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 BULK = 500
-"""Records from which on a call goes to a thread, lest it hold up its event loop."""
+"""Records from which on a call goes to a thread, lest it hold up its event loop.
+
+JSON of rollouts and spans is made before the transaction, records of a question after it. The
+transaction itself still holds up other calls of the store, and of a question the event loop.
+Measured on 2026-11-29 (2 busy cores): 0.2 to 0.6 s while 30 000 rollouts are queued (1 to 2 s in
+all), 0.2 s while 3000 are taken, 0.2 to 0.3 s for the rows of a question with 30 000 answers.
+"""
 
 
 class StoreTables(LightningStore):
@@ -82,12 +88,14 @@ class StoreTables(LightningStore):
     def _scan(self) -> None:
         """End expired attempts, and find out what other processes have ended."""
         self._expire()
+        changed, version = self._database.changed_elsewhere(self._data_version)
+        # After the version: who begins to wait later looks by itself at what this scan has seen.
         pending = self._waiters.pending()
-        changed, self._data_version = self._database.changed_elsewhere(self._data_version)
         if pending and changed:
             with self._database.read() as transaction:
                 still = rollout_table.pending(transaction, pending)
             self._waiters.finished(set(pending) - still)
+        self._data_version = version
 
     def _expire(self) -> None:
         with self._database.read() as transaction:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from agl_core.errors import StoreError
 from agl_core.store.base import LightningStore, LightningStoreCapabilities
 
 
@@ -17,11 +18,14 @@ class LightningStoreThreaded(LightningStore):
     its own, on a thread of its own, and calls are passed to it: no lock is held while one waits.
 
     Args:
-        store: What is wrapped; closed with this one.
+        store: What is wrapped; closed with this one. Calls that it then still works on, and later
+            ones, raise `StoreError`.
     """
 
     def __init__(self, store: LightningStore) -> None:
         self.store = store
+        self._lock = threading.Lock()
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         if not store.capabilities.get("thread_safe", False):
             self._loop = asyncio.new_event_loop()
@@ -41,21 +45,46 @@ class LightningStoreThreaded(LightningStore):
 
     async def close(self) -> None:
         """Close the store and end the thread."""
-        if self._loop is not None and self._loop.is_closed():
+        if self._loop is None:
+            await self.store.close()
             return
-        await self._call(self.store.close)
-        if self._loop is not None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            end = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        try:
+            await asyncio.wrap_future(end)
+        finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    async def _end(self) -> None:
+        try:
+            await self.store.close()
+        finally:
+            calls = asyncio.all_tasks() - {asyncio.current_task()}
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(
         self, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any
     ) -> Any:
         if self._loop is None:
             return await method(*args, **kwargs)
-        call = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
-        return await asyncio.wrap_future(call)
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed")
+            call = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and not (task is not None and task.cancelling()):
+                raise StoreError("the store is closed") from None
+            raise
 
 
 def _pass_on(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:

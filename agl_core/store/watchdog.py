@@ -1,4 +1,7 @@
-"""A thread that looks for expired attempts, whether or not anybody calls the store."""
+"""A thread that looks for expired attempts, whether or not anybody calls the store.
+
+It does not correct jumps of the system's clock: processes that share a file would each do it.
+"""
 
 import logging
 import os

@@ -43,11 +43,11 @@ class RolloutConfig(BaseModel):
 
     model_config = _RECORD
 
-    timeout_seconds: float | None = None
-    """Limit of one attempt; None for the store's default."""
-    unresponsive_seconds: float | None = None
+    timeout_seconds: float | None = Field(default=None, gt=0)
+    """Limit of one attempt; None for the store's default, infinity for no limit."""
+    unresponsive_seconds: float | None = Field(default=None, gt=0)
     """How long an attempt may show no sign of life (span or heartbeat); None for the store's
-    default.
+    default, infinity for no limit.
     """
     max_attempts: int = Field(default=1, ge=1)
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])

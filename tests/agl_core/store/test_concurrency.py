@@ -10,18 +10,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Awaitable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from agl_core.errors import TransientError
+from agl_core.errors import StoreError, TransientError
 from agl_core.store import CollectionBasedLightningStore as Store
-from agl_core.store import InMemoryLightningStore, LightningStoreThreaded, SqliteLightningStore
+from agl_core.store import (
+    InMemoryLightningStore,
+    LightningStoreThreaded,
+    SqliteLightningStore,
+    schema,
+)
 from agl_core.store import database as database_module
 from agl_core.store.base import LightningStore
-from agl_core.types.core import EnqueueRolloutRequest
+from agl_core.types.core import EnqueueRolloutRequest, Rollout
 from tests.agl_core.store.builders import begin, make_span, take
 from tests.agl_core.store.conftest import OpenStore
 
@@ -98,6 +103,62 @@ async def test_sequence_ids_are_unique_among_threads(open_store: OpenStore):
     assert sorted(drawn) == list(range(1, 25 * THREADS + 1))
 
 
+# What takes long.
+
+
+@pytest.mark.in_process
+async def test_work_in_bulk_is_done_by_another_thread(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+):
+    threads: set[int] = set()
+    to_rollout = schema.to_rollout
+
+    def clock() -> float:
+        threads.add(threading.get_ident())
+        return time.time()
+
+    def read(row: sqlite3.Row) -> Rollout:
+        threads.add(threading.get_ident())
+        return to_rollout(row)
+
+    async def ran_in(call: Awaitable[object]) -> set[int]:
+        threads.clear()
+        await call
+        return set(threads)
+
+    store = open_store(clock=clock, scan_debounce_seconds=3600)
+    requests = [EnqueueRolloutRequest(input=number) for number in range(2000)]
+    here = {threading.get_ident()}
+    assert await ran_in(store.enqueue_many_rollouts(requests[:1])) == here
+    taken = await take(store)
+    spans = [make_span(taken, number) for number in range(2000)]
+    assert here.isdisjoint(await ran_in(store.enqueue_many_rollouts(requests)))
+    assert here.isdisjoint(await ran_in(store.dequeue_many_rollouts(limit=2000)))
+    assert here.isdisjoint(await ran_in(store.add_many_spans(spans)))
+    monkeypatch.setattr(schema, "to_rollout", read)
+    assert len(await ran_in(store.query_rollouts()) - here) == 1
+
+
+@pytest.mark.in_process
+async def test_json_is_made_before_the_transaction(open_store: OpenStore):
+    store = open_store(scan_debounce_seconds=3600)
+    database = store._database  # pyright: ignore[reportPrivateUsage]
+    seen: list[bool] = []
+
+    class Looks:
+        def tolist(self) -> list[int]:
+            connection = database._connection  # pyright: ignore[reportPrivateUsage]
+            assert connection is not None
+            seen.append(connection.in_transaction)
+            return [1]
+
+    await store.enqueue_rollout(Looks())
+    started = await store.start_rollout(Looks(), metadata={"a": Looks()})
+    await store.update_rollout(started.rollout_id, input=Looks())
+    await store.update_worker("w", {"a": Looks()})
+    assert seen == [False] * 5
+
+
 # Several processes on one file.
 
 WORKER = """
@@ -162,9 +223,39 @@ async def test_processes_share_a_queue_and_nothing_is_taken_twice(
 
     await asyncio.to_thread(let_work)
     assert len(attempts) == len(set(attempts)) == 150
-    # Ended elsewhere: seen within the cadence of the watchdog, not by asking again and again.
+    # Ended elsewhere: seen by the scans, each 0.1 s, not when the limit of 60 s is over.
+    ended = time.monotonic()
     assert len(await waiting) == 150
+    assert time.monotonic() - ended < 10
     assert (await on_disk.statistics()).get("total_spans") == 300
+
+
+async def test_an_end_elsewhere_in_the_middle_of_a_scan_is_not_missed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = SqliteLightningStore(path, scan_debounce_seconds=3600)
+    other = SqliteLightningStore(path, scan_debounce_seconds=3600)
+    started = await store.start_rollout("task")
+    store._scan()  # pyright: ignore[reportPrivateUsage]
+    database = store._database  # pyright: ignore[reportPrivateUsage]
+    look, loop = database.changed_elsewhere, asyncio.get_running_loop()
+    waits: list[Future[list[Rollout]]] = []
+
+    def wait_and_end_first(seen: int) -> tuple[bool, int]:
+        call = store.wait_for_rollouts(rollout_ids=[started.rollout_id], timeout=60)
+        waits.append(asyncio.run_coroutine_threadsafe(call, loop))
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+        asyncio.run(_ignore(other.update_rollout(started.rollout_id, status="succeeded")))
+        return look(seen)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "changed_elsewhere", wait_and_end_first)
+        await asyncio.to_thread(store._scan)  # pyright: ignore[reportPrivateUsage]
+    await asyncio.to_thread(store._scan)  # pyright: ignore[reportPrivateUsage]
+    (rollout,) = await asyncio.wait_for(asyncio.wrap_future(waits[0]), 5)
+    assert rollout.status == "succeeded"
+    await store.close()
+    await other.close()
 
 
 async def test_processes_may_make_the_file_at_the_same_moment(path: Path):
@@ -266,6 +357,35 @@ def test_the_threaded_store_keeps_calls_in_one_loop_without_holding_a_lock():
     assert len({rollout.rollout_id for rollout in taken if rollout}) == 8
     asyncio.run(store.close())
     asyncio.run(store.close())
+
+
+class WaitsForEver(LightningStore):
+    async def wait_for_rollouts(self, **arguments: object) -> list[Rollout]:
+        del arguments
+        await asyncio.Event().wait()
+        return []
+
+    async def close(self) -> None: ...
+
+
+async def test_a_threaded_store_that_closes_ends_what_still_waits_and_refuses_later_calls():
+    store = LightningStoreThreaded(WaitsForEver())
+    wait = asyncio.create_task(store.wait_for_rollouts(rollout_ids=["ro-0"]))
+    await asyncio.sleep(0.05)
+    await store.close()
+    for call in (wait, store.wait_for_rollouts(rollout_ids=["ro-0"])):
+        with pytest.raises(StoreError, match="closed"):
+            await asyncio.wait_for(call, 5)
+
+
+async def test_a_caller_of_a_threaded_store_may_cancel_its_own_call():
+    store = LightningStoreThreaded(WaitsForEver())
+    wait = asyncio.create_task(store.wait_for_rollouts(rollout_ids=["ro-0"]))
+    await asyncio.sleep(0.05)
+    wait.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wait
+    await store.close()
 
 
 def test_the_threaded_store_passes_a_thread_safe_one_through(open_store: OpenStore):

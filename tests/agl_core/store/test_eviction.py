@@ -1,5 +1,6 @@
 import logging
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ async def test_a_part_of_the_spans_is_not_all_of_them(open_memory: OpenMemory):
     assert await held(store) == (7, 70)
 
 
-async def test_spans_that_come_after_an_eviction_can_be_read(open_memory: OpenMemory):
+async def test_spans_that_come_after_an_eviction_are_not_taken_for_all(open_memory: OpenMemory):
     store = small(open_memory)
     taken = await begin(store)
     await store.add_many_spans([make_span(taken, number) for number in range(1, 9)])
@@ -95,8 +96,62 @@ async def test_spans_that_come_after_an_eviction_can_be_read(open_memory: OpenMe
     with pytest.raises(RuntimeError, match="have been evicted"):
         await store.query_spans(taken.rollout_id)
     await store.add_span(make_span(taken, 20))
-    assert [span.sequence_id for span in await store.query_spans(taken.rollout_id)] == [20]
     assert await held(store) == (5, 50)
+    for question in ({}, {"attempt_id": "latest"}, {"name": "step"}, {"limit": 1}):
+        with pytest.raises(RuntimeError, match="have been evicted"):
+            await store.query_spans(taken.rollout_id, **question)
+    await rollout_with_spans(store, 6)
+    assert (await held(store))[0] == 6
+
+
+async def test_a_span_that_comes_after_the_reading_is_not_evicted(open_memory: OpenMemory):
+    store = small(open_memory)
+    taken = await begin(store)
+    await store.add_span(make_span(taken, 1))
+    await store.update_attempt(taken.rollout_id, "latest", status="succeeded")
+    await store.query_spans(taken.rollout_id)
+    await store.add_span(make_span(taken, 2))
+    await rollout_with_spans(store, 10, finished=False)
+    assert (await store.query_spans(taken.rollout_id)).total == 2
+    await rollout_with_spans(store, 1, finished=False)
+    with pytest.raises(RuntimeError, match="have been evicted"):
+        await store.query_spans(taken.rollout_id)
+
+
+async def test_a_span_that_comes_while_others_are_read_is_not_evicted(
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
+):
+    store = small(open_memory)
+    taken = await begin(store)
+    await store.add_span(make_span(taken, 1))
+    await store.update_attempt(taken.rollout_id, "latest", status="succeeded")
+    note = store._spans_were_read  # pyright: ignore[reportPrivateUsage]
+
+    def one_more_before(*arguments: Any) -> None:
+        store._add_spans([make_span(taken, 2)])  # pyright: ignore[reportPrivateUsage]
+        note(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_spans_were_read", one_more_before)
+        assert (await store.query_spans(taken.rollout_id)).total == 1
+    await rollout_with_spans(store, 10, finished=False)
+    assert (await store.query_spans(taken.rollout_id)).total == 2
+
+
+async def test_reading_one_attempt_uses_no_other(open_memory: OpenMemory):
+    store = small(open_memory)
+    first = await begin(store)
+    await store.add_span(make_span(first, 1))
+    second = await store.start_attempt(first.rollout_id)
+    await store.add_span(make_span(second, 2))
+    await store.update_attempt(first.rollout_id, "latest", status="succeeded")
+    assert (await store.query_spans(first.rollout_id, "latest")).total == 1
+    await rollout_with_spans(store, 10, finished=False)
+    for evicted in ("latest", None):
+        with pytest.raises(RuntimeError, match="have been evicted"):
+            await store.query_spans(first.rollout_id, evicted)
+    kept = await store.query_spans(first.rollout_id, first.attempt.attempt_id)
+    assert [span.sequence_id for span in kept] == [1]
 
 
 async def test_a_safe_threshold_of_zero_lets_go_of_all(open_memory: OpenMemory):

@@ -1,6 +1,12 @@
+import math
 import re
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from agl_core.store import CollectionBasedLightningStore as Store
 from agl_core.types.core import (
@@ -78,19 +84,90 @@ async def test_unknown_resources_are_refused_and_nothing_is_queued(store: Store)
         await store.update_rollout(rollout.rollout_id, resources_id="rs-0")
 
 
-async def test_an_input_without_a_form_in_json_is_refused(store: Store):
-    with pytest.raises(ValueError, match="cannot be kept as JSON"):
-        await store.enqueue_rollout(object())
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (object(), "object has no form in JSON"),
+        (b"abc", "bytes has no form in JSON"),
+        ([{1, 2}], "set has no form in JSON"),
+        ({"n": [2**64]}, "an integer is not from"),
+        (-(2**63) - 1, "an integer is not from"),
+        ({1: "a", "1": "b"}, "two keys become the same text, '1'"),
+        ({1.5: "a"}, "the key 1.5 is no text"),
+        ("\ud800", "surrogates"),
+    ],
+)
+async def test_an_input_without_a_form_in_json_is_refused(store: Store, value: object, why: str):
+    for call in (store.enqueue_rollout(value), store.start_rollout({"value": value})):
+        with pytest.raises(ValueError, match=f"cannot be kept as JSON: .*{why}"):
+            await call
     assert (await store.query_rollouts()).total == 0
 
 
 @pytest.mark.parametrize(
-    "value", [None, 0, 1.5, float("inf"), "x", [1, [None]], {"a": {"b": [1e300, 2**70]}}, ""]
+    "value",
+    [None, 0, 1.5, float("inf"), "x", [1, [None]], {"a": {"b": [1e300, 2**64 - 1, -(2**63)]}}, ""],
 )
 async def test_an_input_comes_back_as_it_was(store: Store, value: object):
     rollout = await store.enqueue_rollout(value)
     assert rollout.input == value
     assert (await take(store)).input == value
+
+
+class Point(BaseModel):
+    x: float
+    y: float | None = None
+
+
+@dataclass
+class Pair:
+    x: float
+    point: Point
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_models_and_dataclasses_keep_infinities(store: Store, nested: bool):
+    pair = Pair(x=math.inf, point=Point(x=-math.inf))
+    rollout = await store.enqueue_rollout({"pair": pair} if nested else pair)
+    found = rollout.input["pair"] if nested else rollout.input
+    assert found == {"x": math.inf, "point": {"x": -math.inf, "y": None}}
+
+
+async def test_values_that_only_resemble_json_come_back_as_it(store: Store):
+    value = {1: (1, 2), "day": date(2026, 1, 2), "path": Path("a/b"), "sort": FailureKind.TIMEOUT}
+    rollout = await store.enqueue_rollout(value)
+    kind = FailureKind.TIMEOUT.value
+    assert rollout.input == {"1": [1, 2], "day": "2026-01-02", "path": "a/b", "sort": kind}
+
+
+async def test_what_is_nested_too_deep_is_refused_and_what_is_kept_can_be_taken(store: Store):
+    kept = 0
+    for depth in (100, 190, 250, 500, 5000):
+        value: Any = math.inf
+        for _ in range(depth):
+            value = [value]
+        try:
+            await store.enqueue_rollout(value)
+            kept += 1
+        except ValueError:
+            pass
+    assert len(await store.dequeue_many_rollouts(limit=9)) == kept >= 1
+
+
+@pytest.mark.parametrize("field", ["timeout_seconds", "unresponsive_seconds"])
+def test_a_limit_is_above_zero(field: str):
+    for seconds in (0, -1, math.nan):
+        with pytest.raises(ValueError, match="greater than 0"):
+            RolloutConfig.model_validate({field: seconds})
+
+
+async def test_infinity_is_no_limit(store: Store, clock: Clock):
+    config = RolloutConfig(timeout_seconds=math.inf, unresponsive_seconds=math.inf)
+    started = await store.start_rollout("task", config=config)
+    clock.sleep(1e6)
+    found = await store.get_rollout_by_id(started.rollout_id)
+    assert found is not None
+    assert (found.status, found.config) == ("preparing", config)
 
 
 async def test_a_model_as_input_comes_back_as_an_object(store: Store):
@@ -254,6 +331,17 @@ async def test_an_end_is_final_and_has_its_time(store: Store, clock: Clock, end:
     late = await store.get_rollout_by_id(taken.rollout_id)
     assert late is not None
     assert (late.status, late.end_time) == (end, ended.end_time)
+
+
+@pytest.mark.parametrize("status", ["preparing", "running"])
+async def test_a_rollout_that_nobody_runs_cannot_be_set_to_running(store: Store, status: str):
+    queued = await store.enqueue_rollout("task")
+    again = await store.start_rollout("other")
+    await store.update_rollout(again.rollout_id, status="requeuing")
+    for rollout_id in (queued.rollout_id, again.rollout_id):
+        with pytest.raises(ValueError, match="nobody runs it; start_attempt"):
+            await store.update_rollout(rollout_id, status=status)  # pyright: ignore[reportArgumentType]
+    assert len(await store.dequeue_many_rollouts(limit=3)) == 2
 
 
 async def test_a_refused_update_changes_nothing(store: Store):

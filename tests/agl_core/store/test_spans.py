@@ -192,6 +192,15 @@ async def test_equal_sequence_ids_stay_in_order_of_arrival(store: Store):
     assert [span.name for span in await store.query_spans(taken.rollout_id)] == list("cab")
 
 
+async def test_a_sequence_id_that_leaves_no_room_for_the_next_is_refused(store: Store):
+    taken = await begin(store)
+    with pytest.raises(ValueError, match="sequence_id is 9223372036854775806, above"):
+        await store.add_span(make_span(taken, 2**63 - 2))
+    await store.add_span(make_span(taken, 2**53))
+    pair = (taken.rollout_id, taken.attempt.attempt_id)
+    assert await store.get_next_span_sequence_id(*pair) == 2**53 + 1
+
+
 async def test_a_large_batch_is_kept_whole_and_in_order(store: Store):
     taken = await begin(store)
     spans = [make_span(taken, number) for number in range(1, 1501)]

@@ -65,13 +65,71 @@ async def test_a_worker_with_several_attempts_is_busy_until_the_last_ends(store:
     assert (await known(store, "w")).status == "idle"
 
 
-async def test_a_worker_that_renews_leases_is_busy_though_the_queue_is_empty(store: Store):
+async def test_a_worker_whose_older_attempt_ends_goes_on_with_the_newer(store: Store):
+    first, second = await begin(store), await begin(store)
+    await store.update_attempt(first.rollout_id, "latest", status="succeeded")
+    worker = await known(store, "w")
+    assert (worker.status, worker.current_attempt_id) == ("busy", second.attempt.attempt_id)
+
+
+async def test_the_older_attempt_of_a_worker_ends_without_a_change_of_its_current_one(store: Store):
+    first, second, third = await begin(store), await begin(store), await begin(store)
+    await store.update_attempt(second.rollout_id, "latest", worker_id="w")
+    await store.update_attempt(first.rollout_id, "latest", status="succeeded")
+    worker = await known(store, "w")
+    assert worker.current_attempt_id == second.attempt.attempt_id != third.attempt.attempt_id
+
+
+async def test_a_worker_keeps_its_attempt_though_the_queue_is_empty(store: Store, clock: Clock):
     taken = await begin(store)
     assert await store.dequeue_rollout("w") is None
-    assert (await known(store, "w")).status == "idle"
-    await store.renew_leases("w", [(taken.rollout_id, taken.attempt.attempt_id)])
     worker = await known(store, "w")
     assert (worker.status, worker.current_attempt_id) == ("busy", taken.attempt.attempt_id)
+    for _ in range(8):
+        clock.sleep(10)
+        await store.update_worker("w")
+    attempt = await store.get_latest_attempt(taken.rollout_id)
+    assert attempt is not None
+    assert attempt.status == "preparing"
+
+
+async def test_a_worker_keeps_an_attempt_when_another_times_out(store: Store, clock: Clock):
+    kept = await begin(store)
+    await begin(store, timeout_seconds=5)
+    clock.sleep(6)
+    worker = await known(store, "w")
+    assert (worker.status, worker.current_attempt_id) == ("busy", kept.attempt.attempt_id)
+
+
+async def test_an_attempt_given_to_another_worker_leaves_the_first_idle(store: Store):
+    taken = await begin(store, "w1")
+    ids = (taken.rollout_id, taken.attempt.attempt_id)
+    await store.update_attempt(*ids, worker_id="w2")
+    first, second = await known(store, "w1"), await known(store, "w2")
+    assert (first.status, first.current_attempt_id) == ("idle", None)
+    assert (second.status, second.current_attempt_id) == ("busy", taken.attempt.attempt_id)
+
+
+async def test_a_worker_has_to_stop_what_is_another_ones(store: Store, clock: Clock):
+    taken = await begin(store)
+    ids = (taken.rollout_id, taken.attempt.attempt_id)
+    clock.sleep(50)
+    assert await store.renew_leases("other", [ids]) == [ids[1]]
+    assert (await known(store, "other")).status == "unknown"
+    clock.sleep(11)
+    attempt = await store.get_latest_attempt(taken.rollout_id)
+    assert attempt is not None
+    assert attempt.status == "unresponsive"
+
+
+async def test_an_attempt_without_a_worker_is_of_the_first_that_renews_it(store: Store):
+    started = await store.start_rollout("task")
+    ids = (started.rollout_id, started.attempt.attempt_id)
+    assert await store.renew_leases("w", [ids]) == []
+    assert await store.renew_leases("other", [ids]) == [ids[1]]
+    assert (await known(store, "w")).current_attempt_id == ids[1]
+    await store.update_attempt(*ids, status="succeeded")
+    assert (await known(store, "w")).status == "idle"
 
 
 @pytest.mark.parametrize("status", ["timeout", "unresponsive"])
