@@ -228,6 +228,8 @@ def _batches(spans: Sequence[Span]) -> Iterator[tuple[Sequence[Span], str]]:
     start, size = 0, 0
     texts: list[str] = []
     for index, span in enumerate(spans):
+        # The model's own JSON is fast, but makes text of bytes; the store refuses those.
+        encode(span.attributes, f"span {span.span_id} of rollout {span.rollout_id}")
         text = encode_records(span)
         if texts and size + len(text) > _BATCH_CHARACTERS:
             yield spans[start:index], _payload(texts)

@@ -142,6 +142,8 @@ class Database:
                 raise kind_of_error(f"{self.path}: {error}") from error
             except OverflowError as error:
                 raise StoreError("a number has more than 64 bits") from error
+            except UnicodeEncodeError as error:
+                raise StoreError(f"a text cannot be kept: {error}") from error
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")

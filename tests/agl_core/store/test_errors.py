@@ -9,7 +9,7 @@ import pytest
 from agl_core.errors import StoreError, TransientError
 from agl_core.store import CollectionBasedLightningStore as Store
 from agl_core.store import SqliteLightningStore
-from tests.agl_core.store.builders import begin, take
+from tests.agl_core.store.builders import begin, make_span, take
 
 
 @pytest.mark.parametrize("seconds", [math.nan, 0.0, -1.0])
@@ -38,6 +38,21 @@ async def test_a_worker_has_a_name(store: Store):
     with pytest.raises(StoreError, match="worker_id is None; it is a text"):
         await store.update_worker(None)  # pyright: ignore[reportArgumentType]
     assert (await store.query_workers()).total == 0
+
+
+async def test_a_span_holds_what_json_has_a_form_for(store: Store):
+    taken = await begin(store)
+    for value in (b"abc", {1, 2}, 2**70):
+        with pytest.raises(StoreError, match=r"span .* cannot be kept as JSON"):
+            await store.add_span(make_span(taken, attributes={"value": value}))
+    assert (await store.query_spans(taken.rollout_id)).total == 0
+
+
+@pytest.mark.in_process
+async def test_a_text_that_is_no_unicode_is_refused(store: Store):
+    taken = await begin(store)
+    with pytest.raises(StoreError, match="a text cannot be kept"):
+        await store.add_span(make_span(taken, name="\ud800"))
 
 
 @pytest.mark.in_process

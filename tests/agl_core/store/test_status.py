@@ -2,6 +2,8 @@ import itertools
 
 import pytest
 
+from agl_core import store
+from agl_core.store import base
 from agl_core.store.status import (
     ATTEMPT_STATUSES,
     ATTEMPT_TRANSITIONS,
@@ -21,6 +23,15 @@ from agl_core.store.status import (
     rollout_status,
 )
 from agl_core.types.core import AttemptStatus, RolloutConfig
+
+
+def test_names_are_found_where_agent_lightning_has_them():
+    assert (base.is_queuing, base.is_running, base.is_finished) == (
+        is_queuing,
+        is_running,
+        is_finished,
+    )
+    assert store.LightningStoreStatistics is base.LightningStoreStatistics
 
 
 def test_every_status_has_its_row_and_rows_name_known_statuses():
