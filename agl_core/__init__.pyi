@@ -17,7 +17,6 @@ from .emitter.message import get_message_value as get_message_value
 from .emitter.object import emit_object as emit_object
 from .emitter.object import get_object_value as get_object_value
 from .emitter.operation import operation as operation
-from .emitter.reward import RewardPydanticModel as RewardPydanticModel
 from .emitter.reward import emit_reward as emit_reward
 from .emitter.reward import find_final_reward as find_final_reward
 from .emitter.reward import find_reward_spans as find_reward_spans
@@ -38,6 +37,7 @@ from .logging import setup_logging as setup_logging
 from .logging import setup_module_logging as setup_module_logging
 from .runner.agent import LitAgentRunner as LitAgentRunner
 from .runner.base import Runner as Runner
+from .semconv import RewardPydanticModel as RewardPydanticModel
 from .store.base import UNSET as UNSET
 from .store.base import LightningStore as LightningStore
 from .store.base import LightningStoreCapabilities as LightningStoreCapabilities
@@ -72,6 +72,7 @@ from .types.core import RolloutMode as RolloutMode
 from .types.core import RolloutStatus as RolloutStatus
 from .types.core import SortOptions as SortOptions
 from .types.core import SortOrder as SortOrder
+from .types.core import TaskInput as TaskInput
 from .types.core import Triplet as Triplet
 from .types.core import Worker as Worker
 from .types.core import WorkerStatus as WorkerStatus
@@ -95,5 +96,7 @@ from .types.tracer import SpanContext as SpanContext
 from .types.tracer import SpanCoreFields as SpanCoreFields
 from .types.tracer import SpanLike as SpanLike
 from .types.tracer import SpanRecordingContext as SpanRecordingContext
+from .types.tracer import StatusCode as StatusCode
+from .types.tracer import TraceState as TraceState
 from .types.tracer import TraceStatus as TraceStatus
 from .types.tracer import convert_timestamp as convert_timestamp

@@ -5,6 +5,10 @@ OpenTelemetry (its generative AI conventions, status "development"). OpenTelemet
 token ids, log-probs or policy versions, so those are ours, under `agentlightning.llm.*`.
 """
 
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
 # Span names.
 ANNOTATION_SPAN = "agentlightning.annotation"
 MESSAGE_SPAN = "agentlightning.message"
@@ -105,3 +109,69 @@ FOREIGN_OPERATION_NAME = "operation.name"
 RECIPIENT_AGENT_TYPE = "recipient_agent_type"
 LANGCHAIN_CHAIN_TYPE = "langchain.chain.type"
 EXECUTOR_ID = "executor.id"
+
+
+# The names that Agent Lightning 0.3 gives these, for agents that import them.
+AGL_ANNOTATION = ANNOTATION_SPAN
+AGL_MESSAGE = MESSAGE_SPAN
+AGL_OBJECT = OBJECT_SPAN
+AGL_EXCEPTION = EXCEPTION_SPAN
+AGL_OPERATION = OPERATION_SPAN
+AGL_REWARD = REWARD_SPAN
+AGL_VIRTUAL = VIRTUAL_SPAN
+
+
+class LightningResourceAttributes(StrEnum):
+    """Of the resource that produced a span."""
+
+    ROLLOUT_ID = ROLLOUT_ID
+    ATTEMPT_ID = ATTEMPT_ID
+    SPAN_SEQUENCE_ID = SEQUENCE_ID
+    TRACER_NAME = TRACER_NAME
+
+
+class LightningSpanAttributes(StrEnum):
+    """Of spans; the first three are prefixes."""
+
+    REWARD = REWARD_PREFIX
+    LINK = LINK_PREFIX
+    TAG = TAG_PREFIX
+    MESSAGE_BODY = MESSAGE_BODY
+    OBJECT_TYPE = OBJECT_TYPE
+    OBJECT_LITERAL = OBJECT_LITERAL
+    OBJECT_JSON = OBJECT_JSON
+    OPERATION_NAME = OPERATION_NAME
+    OPERATION_INPUT = OPERATION_INPUT
+    OPERATION_OUTPUT = OPERATION_OUTPUT
+
+
+class RewardAttributes(StrEnum):
+    """Below `agentlightning.reward.<i>`."""
+
+    REWARD_NAME = "name"
+    REWARD_VALUE = "value"
+
+
+class LinkAttributes(StrEnum):
+    """Below `agentlightning.link.<i>`."""
+
+    KEY_MATCH = "key_match"
+    VALUE_MATCH = "value_match"
+
+
+class RewardPydanticModel(BaseModel):
+    """One dimension of a reward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    value: float
+
+
+class LinkPydanticModel(BaseModel):
+    """Names a span by one of its attributes, or by `trace_id` or `span_id`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key_match: str
+    value_match: str

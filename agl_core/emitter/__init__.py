@@ -6,7 +6,6 @@ from agl_core.emitter.message import emit_message, get_message_value
 from agl_core.emitter.object import emit_object, get_object_value
 from agl_core.emitter.operation import operation
 from agl_core.emitter.reward import (
-    RewardPydanticModel,
     emit_reward,
     final_reward,
     find_final_reward,
@@ -18,7 +17,6 @@ from agl_core.emitter.reward import (
 )
 
 __all__ = [
-    "RewardPydanticModel",
     "emit_annotation",
     "emit_exception",
     "emit_message",

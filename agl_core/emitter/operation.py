@@ -12,7 +12,7 @@ from agl_core import semconv
 from agl_core.emitter.emit import tracer_for
 from agl_core.tracer.attributes import (
     flatten_attributes,
-    sanitize_attribute_values,
+    sanitize_attributes,
     to_plain,
 )
 from agl_core.tracer.recording import SpanRecording
@@ -213,7 +213,7 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
         if semconv.OPERATION_NAME in named:
             raise ValueError(f"do not specify both name and {semconv.OPERATION_NAME}")
         named[semconv.OPERATION_NAME] = named.pop("name")
-    return sanitize_attribute_values(named)
+    return sanitize_attributes(named)
 
 
 def _to_attributes(prefix: str, value: Any) -> dict[str, AttributeValue]:
@@ -222,4 +222,4 @@ def _to_attributes(prefix: str, value: Any) -> dict[str, AttributeValue]:
         nested = flatten_attributes({prefix: to_plain(value)}, expand_leaf_lists=False)
     except (RecursionError, ValueError):  # too deep, or names that cannot be flattened
         nested = {prefix: value}
-    return sanitize_attribute_values(nested)
+    return sanitize_attributes(nested)

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from agl_core import semconv
 from agl_core.emitter.annotation import emit_annotation
+from agl_core.semconv import RewardPydanticModel
 from agl_core.tracer.attributes import filter_and_unflatten_attributes
 from agl_core.types.tracer import SpanCoreFields, SpanLike
 
@@ -27,15 +26,6 @@ DEFAULT_REWARD_NAME = "primary"
 _AGENTOPS_OUTPUTS = (semconv.AGENTOPS_TASK_OUTPUT, semconv.AGENTOPS_ENTITY_OUTPUT)
 
 AnySpan = TypeVar("AnySpan", bound=SpanLike)
-
-
-class RewardPydanticModel(BaseModel):
-    """One dimension of a reward."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    value: float
 
 
 def emit_reward(

@@ -8,23 +8,15 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from agl_core import semconv
+from agl_core.semconv import LinkPydanticModel
 from agl_core.types.tracer import AttributeValue
 
 Primitive = str | bool | int | float
 _MAX_DEPTH = 100
 """Parts of a dotted name that count; what follows stays one name."""
-
-
-class LinkAttributes(BaseModel):
-    """Names a span by one of its attributes, or by `trace_id` or `span_id`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    key_match: str
-    value_match: str
 
 
 class _Span(Protocol):
@@ -169,7 +161,7 @@ def sanitize_attribute_value(value: Any) -> AttributeValue:
         return safe_str(value)
 
 
-def sanitize_attribute_values(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
+def sanitize_attributes(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
     """Return attributes whose values OpenTelemetry can record."""
     return {name: sanitize_attribute_value(value) for name, value in attributes.items()}
 
@@ -235,7 +227,7 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
     return attributes
 
 
-def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkAttributes]:
+def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
     """Return by what a span names another one.
 
     Raises:
@@ -246,16 +238,18 @@ def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkAtt
         return []
     if not isinstance(links, list):
         raise ValueError(f"links are not {semconv.LINK_PREFIX}.0 .. n-1: {links!r:.80}")
-    return [LinkAttributes.model_validate(link) for link in links]
+    return [LinkPydanticModel.model_validate(link) for link in links]
 
 
-def query_linked_spans(spans: Iterable[AnySpan], links: Iterable[LinkAttributes]) -> list[AnySpan]:
+def query_linked_spans(
+    spans: Iterable[AnySpan], links: Iterable[LinkPydanticModel]
+) -> list[AnySpan]:
     """Return the spans that all links match; attributes are compared as text."""
     links = list(links)
     return [span for span in spans if all(_matches(span, link) for link in links)]
 
 
-def _matches(span: _Span, link: LinkAttributes) -> bool:
+def _matches(span: _Span, link: LinkPydanticModel) -> bool:
     if link.key_match == "trace_id":
         return span.trace_id == link.value_match
     if link.key_match == "span_id":

@@ -20,6 +20,9 @@ from opentelemetry.trace import Span as OtelSpan
 from agl_core.errors import AglError
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
+from agl_core.tracer.current import clear_active_tracer as clear_active_tracer
+from agl_core.tracer.current import get_active_tracer as get_active_tracer
+from agl_core.tracer.current import set_active_tracer as set_active_tracer
 from agl_core.tracer.export import SpanExporter
 from agl_core.tracer.recording import SpanRecording, set_status, to_nanoseconds
 from agl_core.types.core import ParallelWorkerBase

@@ -28,6 +28,8 @@ AttemptStatus = Literal[
     "preparing", "running", "failed", "succeeded", "unresponsive", "timeout", "cancelled"
 ]
 """Agent Lightning's six, and `cancelled` for an attempt whose rollout was cancelled."""
+TaskInput = Any
+"""What an agent is given."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
 SortOrder = Literal["asc", "desc"]
 FilterLogic = Literal["and", "or"]

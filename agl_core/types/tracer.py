@@ -17,6 +17,7 @@ AttributeValue = str | bool | int | float | Sequence[str | bool | int | float | 
 Attributes = dict[str, Any]
 """Names to values of type `AttributeValue`; not validated one by one, a span may hold long lists of
 token ids."""
+TraceState = dict[str, str]
 StatusCode = Literal["UNSET", "OK", "ERROR"]
 
 _LATEST_SECONDS = 1e12
@@ -58,7 +59,7 @@ class SpanContext(_Record):
     span_id: str
     """16 hex digits."""
     is_remote: bool = False
-    trace_state: dict[str, str] = Field(default_factory=dict[str, str])
+    trace_state: TraceState = Field(default_factory=TraceState)
 
     @classmethod
     def from_opentelemetry(cls, context: OtelSpanContext) -> Self:

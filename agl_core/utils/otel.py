@@ -5,7 +5,6 @@ And OpenTelemetry's provider of the running code.
 from opentelemetry import trace as otel
 
 from agl_core.tracer.attributes import (
-    LinkAttributes,
     check_attributes_sanity,
     extract_links_from_attributes,
     extract_tags_from_attributes,
@@ -18,14 +17,13 @@ from agl_core.tracer.attributes import (
     make_tag_attributes,
     query_linked_spans,
     sanitize_attribute_value,
-    sanitize_attribute_values,
+    sanitize_attributes,
     unflatten_attributes,
 )
 from agl_core.tracer.current import get_active_tracer
 from agl_core.tracer.global_provider import HasProvider
 
 __all__ = [
-    "LinkAttributes",
     "check_attributes_sanity",
     "extract_links_from_attributes",
     "extract_tags_from_attributes",
@@ -40,7 +38,7 @@ __all__ = [
     "make_tag_attributes",
     "query_linked_spans",
     "sanitize_attribute_value",
-    "sanitize_attribute_values",
+    "sanitize_attributes",
     "unflatten_attributes",
 ]
 

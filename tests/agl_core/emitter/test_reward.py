@@ -7,7 +7,6 @@ import pytest
 
 from agl_core import semconv
 from agl_core.emitter import (
-    RewardPydanticModel,
     emit_reward,
     final_reward,
     find_final_reward,
@@ -18,6 +17,7 @@ from agl_core.emitter import (
     reward,
 )
 from agl_core.emitter.reward import _warn_rewards_differ
+from agl_core.semconv import RewardPydanticModel
 from agl_core.tracer import OtelTracer
 
 

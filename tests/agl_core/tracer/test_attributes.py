@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_core import semconv
+from agl_core.semconv import LinkPydanticModel
 from agl_core.tracer.attributes import (
-    LinkAttributes,
     check_attributes_sanity,
     extract_links_from_attributes,
     extract_tags_from_attributes,
@@ -19,7 +19,7 @@ from agl_core.tracer.attributes import (
     make_tag_attributes,
     query_linked_spans,
     sanitize_attribute_value,
-    sanitize_attribute_values,
+    sanitize_attributes,
     unflatten_attributes,
 )
 
@@ -104,7 +104,7 @@ def test_a_prefix_ends_at_a_dot():
 )
 def test_any_value_can_be_made_recordable(value, recorded):
     assert sanitize_attribute_value(value) == recorded
-    assert sanitize_attribute_values({"a": value}) == {"a": recorded}
+    assert sanitize_attributes({"a": value}) == {"a": recorded}
     check_attributes_sanity({"a": recorded})
 
 
@@ -154,7 +154,7 @@ def test_a_linked_span_matches_all_links():
     ]
 
     def found(**links):
-        pairs = [LinkAttributes(key_match=k, value_match=v) for k, v in links.items()]
+        pairs = [LinkPydanticModel(key_match=k, value_match=v) for k, v in links.items()]
         return [span.span_id for span in query_linked_spans(spans, pairs)]
 
     assert found(k="v", n="1") == ["s1"]
@@ -176,7 +176,7 @@ def test_an_exception_has_the_attributes_of_opentelemetry():
 
 
 def test_a_class_is_named_with_its_module():
-    assert full_qualified_name(LinkAttributes) == "agl_core.tracer.attributes.LinkAttributes"
+    assert full_qualified_name(LinkPydanticModel) == "agl_core.semconv.LinkPydanticModel"
     assert full_qualified_name(int) == "int"
 
 
@@ -192,5 +192,5 @@ def test_links_compare_attributes_as_text():
     spans = [
         SimpleNamespace(trace_id="t", span_id="s", attributes={"step": step}) for step in (1, 2)
     ]
-    link = LinkAttributes(key_match="step", value_match="2")
+    link = LinkPydanticModel(key_match="step", value_match="2")
     assert query_linked_spans(spans, [link]) == spans[1:]
