@@ -1,7 +1,7 @@
 """What the way over HTTP costs, beside the same calls in the store's own process.
 
 The server is a process of its own, on a file. One client asks one request after the other, then 16
-at once; two processes of workers take 256 rollouts and add 5 spans to each; one rollout gets 10,000
+at once; two processes with a runner each run 256 rollouts of 5 spans; one rollout gets 10,000
 spans.
 
 python -m benchmarks.store_http
@@ -15,20 +15,27 @@ import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
+from agl_core.emitter import emit_annotation
+from agl_core.litagent import rollout
+from agl_core.runner import LitAgentRunner
 from agl_core.store import (
     LightningStore,
     LightningStoreClient,
     LightningStoreServer,
     SqliteLightningStore,
 )
+from agl_core.tracer import OtelTracer
 from agl_core.types.core import AttemptedRollout, EnqueueRolloutRequest
+from agl_core.types.resources import LLM
 from agl_core.types.tracer import Span
 
 ROLLOUTS, SPANS_EACH, WORKERS = 256, 5, 2
 SPANS = 10_000
 REQUESTS = 300
 AT_ONCE = 16
+RUNNER_CONCURRENCY = 8
 
 Call = Callable[[], Awaitable[object]]
 
@@ -47,39 +54,35 @@ def make_spans(rollout: AttemptedRollout, first: int, count: int) -> list[Span]:
     ]
 
 
-async def work(store: LightningStore, worker_id: str) -> int:
-    """Take rollouts until there are none, each with five spans; return how many."""
-    count = 0
-    while (taken := await store.dequeue_rollout(worker_id)) is not None:
-        ids = (taken.rollout_id, taken.attempt.attempt_id)
-        await store.get_many_span_sequence_ids([ids] * SPANS_EACH)
-        await store.add_many_spans(make_spans(taken, 1, SPANS_EACH))
-        await store.update_attempt(*ids, status="succeeded")
-        count += 1
-    return count
+@rollout
+async def agent(task: Any, llm: LLM) -> float:
+    """Leave five spans: the root, three notes, and the reward."""
+    for number in range(SPANS_EACH - 2):
+        emit_annotation({"number": number, "token_ids": list(range(200)), "text": "x" * 200})
+    return float(task)
 
 
-def worker(store: LightningStore, name: str, go: Event, is_ready: Event) -> None:
-    """Work when told to."""
-
-    async def main() -> None:
-        await store.statistics()
+def worker(store: LightningStore, number: int, go: Event, is_ready: Event, stop: Event) -> None:
+    """Run a runner when told to, until told to stop."""
+    runner = LitAgentRunner(
+        OtelTracer(), poll_interval=0.05, interval_jitter=0.0, concurrency=RUNNER_CONCURRENCY
+    )
+    with runner.run_context(agent=agent, store=store, worker_id=number):
         is_ready.set()
-        await asyncio.to_thread(go.wait)
-        await work(store, name)
-
-    asyncio.run(main())
+        go.wait()
+        asyncio.run(runner.iter(event=stop))
 
 
 async def worked_through(store: LightningStore, client: LightningStore) -> float:
-    """Return the seconds that the workers need, from the first dequeue to the last end."""
+    """Return the seconds that the runners need, from the first dequeue to the last end."""
     context = multiprocessing.get_context("spawn")
+    await store.add_resources({"main_llm": LLM(endpoint="http://127.0.0.1:9/v1", model="none")})
     requests = [EnqueueRolloutRequest(input=number) for number in range(ROLLOUTS)]
     ids = [rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests)]
-    go = context.Event()
+    go, stop = context.Event(), context.Event()
     ready = [context.Event() for _ in range(WORKERS)]
     processes = [
-        context.Process(target=worker, args=(client, f"w{number}", go, is_ready))
+        context.Process(target=worker, args=(client, number, go, is_ready, stop))
         for number, is_ready in enumerate(ready)
     ]
     for process in processes:
@@ -90,7 +93,10 @@ async def worked_through(store: LightningStore, client: LightningStore) -> float
     started = time.perf_counter()
     ended = await store.wait_for_rollouts(rollout_ids=ids, timeout=300)
     seconds = time.perf_counter() - started
-    assert len(ended) == ROLLOUTS
+    stop.set()
+    assert [rollout.status for rollout in ended] == ["succeeded"] * ROLLOUTS
+    for one in ids:
+        assert (await store.query_spans(one, limit=0)).total == SPANS_EACH
     for process in processes:
         await asyncio.to_thread(process.join)
     return seconds
@@ -135,7 +141,7 @@ async def measure(store: LightningStore, elsewhere: LightningStore) -> list[tupl
 
     Args:
         store: Asked here.
-        elsewhere: The same for processes of workers.
+        elsewhere: The same for processes of runners.
     """
     rollout = await store.start_rollout("task")
     ids = (rollout.rollout_id, rollout.attempt.attempt_id)
@@ -155,7 +161,7 @@ async def measure(store: LightningStore, elsewhere: LightningStore) -> list[tupl
     rate = await per_second(calls["get a rollout"])
     found.append((f"get, {AT_ONCE} at once", 1e6 / rate, "us"))
     seconds = await worked_through(store, elsewhere)
-    found.append((f"{ROLLOUTS} rollouts x {SPANS_EACH} spans, {WORKERS} processes", seconds, "s"))
+    found.append((f"{ROLLOUTS} rollouts x {SPANS_EACH} spans, {WORKERS} runners", seconds, "s"))
     added, read = await many_spans(store)
     found.append((f"add {SPANS} spans to one rollout", added, "s"))
     found.append((f"read {SPANS} spans", read, "s"))
