@@ -231,7 +231,15 @@ def test_a_signal_ends_a_run_and_its_children_soon_and_leaves_it_resumable(
     env |= {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
     env[MARK] = str(tmp_path)
     command = [*AGL, "run", str(write_config(tmp_path))]
-    run = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell has its background jobs ignore SIGINT, and so their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 200
     while not list((tmp_path / "ledger").rglob("iterations/000000/rollouts/*/claims/*.json")):
         assert time.monotonic() < deadline, "no rollout was begun in time"
