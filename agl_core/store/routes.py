@@ -60,7 +60,13 @@ class StoreApp:
         for operation in sorted(wire.OPERATIONS, key=lambda operation: "{" in operation.path):
             routes.append(self._route(operation))
         routes += otlp_receiver.routes(self._store, config.max_request_bytes)
-        middleware = [Middleware(Guard, token=config.token, run_id=config.run_id)]
+        guard = Middleware(
+            Guard,
+            token=config.token,
+            run_id=config.run_id,
+            allow_origins=config.cors_allow_origins,
+        )
+        middleware = [guard]
         if config.cors_allow_origins:
             cors = Middleware(
                 CORSMiddleware,

@@ -186,7 +186,7 @@ async def test_a_store_without_a_token_has_no_foreign_name():
     store = InMemoryLightningStore()
     async with LightningStoreServer(store, port=0) as server, httpx.AsyncClient() as http:
         url = f"{server.endpoint}/v1/agl/statistics"
-        for name in ("localhost:1", "127.0.0.1", "[::1]:5"):
+        for name in ("localhost:1", "LOCALHOST:1", "127.0.0.1", "[::1]:5"):
             assert (await http.get(url, headers={"host": name})).status_code == 200
         assert (await http.get(url, headers={"host": "page.example:80"})).status_code == 403
     await store.close()
@@ -205,3 +205,53 @@ async def test_web_pages_of_named_origins_only():
         other = await http.get("/v1/agl/health", headers={"origin": "http://other.example"})
         assert "access-control-allow-origin" not in other.headers
     await store.close()
+
+
+async def asked_by_a_page(
+    cors_allow_origins: list[str], headers: dict[str, str], token: str | None = None
+) -> int:
+    """Return the status of a request as a page's script has the browser send it."""
+    store = InMemoryLightningStore()
+    server = LightningStoreServer(store, port=0, cors_allow_origins=cors_allow_origins, token=token)
+    if token is not None:
+        headers = headers | {"authorization": f"Bearer {token}"}
+    async with server, httpx.AsyncClient(base_url=server.endpoint) as http:
+        await store.enqueue_rollout("task")
+        answer = await http.post("/v1/agl/queues/rollouts/dequeue", headers=headers)
+        num_queuing = (await store.query_rollouts(status_in=["queuing"])).total
+    await store.close()
+    assert num_queuing == (0 if answer.is_success else 1)
+    return answer.status_code
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://page.example"},
+        {"origin": "http://localhost.example:80", "sec-fetch-site": "cross-site"},
+        {"origin": "null", "content-type": "text/plain"},
+        {"origin": "http://["},
+        {"sec-fetch-site": "cross-site"},
+    ],
+)
+async def test_a_page_of_a_foreign_origin_takes_nothing_from_a_store_without_a_token(
+    headers: dict[str, str],
+):
+    assert await asked_by_a_page([], headers) == 403
+    assert await asked_by_a_page(["http://other.example"], headers) == 403
+    assert await asked_by_a_page(["*"], headers) == 200
+    assert await asked_by_a_page([], headers, token=TOKEN) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://page.example", "sec-fetch-site": "cross-site"},
+        {"origin": "http://LocalHost:3000", "sec-fetch-site": "cross-site"},
+        {"origin": "http://[::1]:3000"},
+        {"sec-fetch-site": "none"},
+        {},
+    ],
+)
+async def test_named_pages_and_those_of_this_machine_may_ask(headers: dict[str, str]):
+    assert await asked_by_a_page(["http://page.example"], headers) == 200
