@@ -20,6 +20,7 @@ from agl_core.store.threading import LightningStoreThreaded
 from agl_core.utils.threaded_server import LOOPBACK, ThreadedServer
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
+_MAX_PORT = 65535
 
 
 class LightningStoreServer(LightningStore):
@@ -68,6 +69,8 @@ class LightningStoreServer(LightningStore):
         self._direct = LightningStoreThreaded(store)
         self._host = host or "127.0.0.1"
         self._port = wire.DEFAULT_PORT if port is None else port
+        if not 0 <= self._port <= _MAX_PORT:
+            raise ConfigError(f"the port is {self._port}; it must be 0 to {_MAX_PORT}")
         self._token = store_token(token)
         if self._host not in LOOPBACK and self._token is None:
             raise ConfigError(
@@ -122,9 +125,10 @@ class LightningStoreServer(LightningStore):
         server = ThreadedServer(app.asgi(), self._host, self._port)
         try:
             await asyncio.to_thread(server.start)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ConfigError(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; "
+                f"cannot listen on {self._host}:{self._port}: "
+                f"{getattr(error, 'strerror', None) or error}; "
                 "is another store there? Choose another port (0 for a free one)"
             ) from error
         self._app, self._server = app, server
