@@ -93,7 +93,9 @@ class Calls:
                 response = await self._send_once(
                     operation.method, path, headers, content, hold_seconds
                 )
-            except httpx.TransportError as error:
+            except httpx.InvalidURL as error:
+                raise StoreError(f"{operation.name} cannot be asked: {error}") from error
+            except httpx.RequestError as error:
                 failure = f"{type(error).__name__} {error}".rstrip()
                 continue
             if response.is_success:
@@ -138,7 +140,7 @@ class Calls:
             try:
                 if (await self._send_once("GET", "/health")).is_success:
                     return True
-            except httpx.TransportError:
+            except httpx.RequestError:
                 pass  # not yet
         return False
 

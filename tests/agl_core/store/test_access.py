@@ -3,17 +3,18 @@
 import asyncio
 import multiprocessing
 import pickle
+import threading
 from collections.abc import AsyncGenerator
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agl_core.env_var import STORE_TOKEN
-from agl_core.errors import ConfigError
+from agl_core.errors import ConfigError, StoreError, TransientError
 from agl_core.store import (
     InMemoryLightningStore,
     LightningStore,
@@ -84,6 +85,19 @@ async def test_a_store_of_another_run_is_refused(server: LightningStoreServer):
             await client.dequeue_rollout()
 
 
+async def test_several_starts_at_once_are_one_server():
+    def serving() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith("server-")]
+
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await asyncio.gather(*[server.start() for _ in range(4)])
+    assert serving() == [f"server-{server.endpoint.rpartition(':')[2]}"]
+    await asyncio.gather(server.stop(), server.stop())
+    assert serving() == []
+    await server.close()
+
+
 async def test_the_port_of_another_store_is_refused(server: LightningStoreServer):
     port = int(server.endpoint.rpartition(":")[2])
     other = LightningStoreServer(InMemoryLightningStore(), port=port)
@@ -152,9 +166,45 @@ def test_a_store_for_one_task_at_a_time_is_refused():
         LightningStoreServer(LightningStore())
 
 
-def test_an_address_must_be_one_of_http():
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:4747",
+        "ftp://localhost",
+        "http://",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:abc",
+        "http://[::1",
+    ],
+)
+def test_an_address_must_be_one_of_http(address: str):
     with pytest.raises(ValueError, match="it is http://host:port"):
-        LightningStoreClient("localhost:4747")
+        LightningStoreClient(address)
+
+
+async def test_the_scheme_of_an_address_may_be_in_any_case(server: LightningStoreServer):
+    address = server.endpoint.replace("http://", "HTTP://")
+    async with LightningStoreClient(address + "/", token=TOKEN) as client:
+        assert (await client.statistics()).get("run_id") == server.run_id
+    assert client.otlp_traces_endpoint() == server.otlp_traces_endpoint()
+
+
+async def test_an_answer_that_cannot_be_decoded_is_no_answer():
+    async def answer(request: Request) -> Response:
+        del request
+        return Response(b"not gzip", headers={"content-encoding": "gzip"})
+
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    with ThreadedServer(app) as other:
+        async with LightningStoreClient(other.url, retry_delays=(0.01,)) as client:
+            with pytest.raises(TransientError, match="no answer"):
+                await client.dequeue_rollout()
+
+
+async def test_a_request_that_is_no_url_is_refused():
+    async with LightningStoreClient("http://127.0.0.1:1") as client:
+        with pytest.raises(StoreError, match="cannot be asked"):
+            await client.get_rollout_by_id("x" * 100_000)
 
 
 async def test_an_answer_that_is_not_one_of_a_store_is_refused():
