@@ -51,7 +51,7 @@ class Calls:
         if settings.token is not None:
             self._headers["authorization"] = f"Bearer {settings.token.get_secret_value()}"
         if settings.run_id is not None:
-            self._headers[wire.RUN_HEADER] = settings.run_id
+            self._headers[wire.RUN_HEADER] = wire.header_text(settings.run_id)
 
     async def send(
         self,
@@ -81,7 +81,7 @@ class Calls:
         if content is not None:
             headers["content-type"] = "application/json"
         if operation.repeats is not None:
-            headers[wire.KEY_HEADER] = key or uuid.uuid4().hex
+            headers[wire.KEY_HEADER] = wire.header_text(key or uuid.uuid4().hex)
         failure = ""
         for delay in (None, *self._settings.retry_delays):
             if delay is not None:

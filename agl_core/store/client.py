@@ -54,6 +54,8 @@ _REMOTE = (
     "update_worker",
 )
 """Methods that are one request each; the contract makes its other ones of these."""
+_MADE_BY_STORE = ("rollout_id", "attempt_id")
+_FIXED_PATHS = {(one.method, one.path) for one in wire.OPERATIONS if "{" not in one.path}
 _RENAMED = {"status": "status_in", "rollout_ids": "rollout_id_in"}
 
 
@@ -166,7 +168,14 @@ class LightningStoreClient(LightningStore):
         key = given.pop("idempotency_key", None)
         path = operation.path
         for name in [name for name in given if f"{{{name}}}" in path]:
-            path = path.replace(f"{{{name}}}", quote(given.pop(name), safe=""))
+            value = given.pop(name)
+            if not value or ("/" in value and name in _MADE_BY_STORE):
+                if operation.method == "GET":
+                    return None  # no record has such an id, and no path can name it
+                raise StoreError(f"{operation.name}: there is no {name} {value!r}")
+            path = path.replace(f"{{{name}}}", _quoted(value))
+        if path != operation.path and (operation.method, path) in _FIXED_PATHS:
+            raise StoreError(f"{operation.name}: {path} means something else; choose another id")
         content = None
         if operation.method == "POST":
             if operation.arguments is Resources:
@@ -179,6 +188,15 @@ class LightningStoreClient(LightningStore):
             query = {name: value for name, value in given.items() if value is not None}
             path += f"?{httpx.QueryParams(query)}"
         return _answer(operation, await self._calls.send(operation, path, content, key=key))
+
+
+def _quoted(value: str) -> str:
+    """Return an id as a part of a path; dots alone would be taken for a folder."""
+    try:
+        quoted = quote(value, safe="")
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{value!r} cannot be sent: {error}") from error
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
 
 
 def _checked(server_address: str) -> str:

@@ -8,7 +8,7 @@ made: browsers say so in `Origin` and `Sec-Fetch-Site`, which pages cannot chang
 
 import hmac
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
@@ -71,8 +71,8 @@ class Guard:
             )
             return JSONResponse({"detail": detail}, 403)
         wanted = headers.get(RUN_HEADER)
-        if wanted is not None and self._run_id is not None and wanted != self._run_id:
-            detail = f"this store is that of run {self._run_id}, not of {wanted}"
+        if wanted is not None and self._run_id is not None and unquote(wanted) != self._run_id:
+            detail = f"this store is that of run {self._run_id}, not of {unquote(wanted)}"
             return JSONResponse({"detail": detail}, 409)
         return None
 
