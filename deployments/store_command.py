@@ -86,6 +86,8 @@ def _token(token: str | None, file: Path | None) -> SecretStr | None:
             token = file.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ConfigError(f"token file {file} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"token file {file} is not UTF-8 text") from error
     if token == "":
         raise ConfigError("the token is empty")
     return None if token is None else SecretStr(token)

@@ -302,6 +302,9 @@ class LightningStore:
             rollout_ids: Unknown ones are left out, and not waited for.
             timeout: Seconds after which those that have ended are returned; 0 for at once, None
                 for no limit.
+
+        Raises:
+            ValueError: The timeout is NaN.
         """
         raise NotImplementedError
 

@@ -51,7 +51,7 @@ class Calls:
         if settings.token is not None:
             self._headers["authorization"] = f"Bearer {settings.token.get_secret_value()}"
         if settings.run_id is not None:
-            self._headers[wire.RUN_HEADER] = settings.run_id
+            self._headers[wire.RUN_HEADER] = wire.header_text(settings.run_id)
 
     async def send(
         self,
@@ -81,7 +81,7 @@ class Calls:
         if content is not None:
             headers["content-type"] = "application/json"
         if operation.repeats is not None:
-            headers[wire.KEY_HEADER] = key or uuid.uuid4().hex
+            headers[wire.KEY_HEADER] = wire.header_text(key or uuid.uuid4().hex)
         failure = ""
         for delay in (None, *self._settings.retry_delays):
             if delay is not None:
@@ -93,7 +93,9 @@ class Calls:
                 response = await self._send_once(
                     operation.method, path, headers, content, hold_seconds
                 )
-            except httpx.TransportError as error:
+            except httpx.InvalidURL as error:
+                raise StoreError(f"{operation.name} cannot be asked: {error}") from error
+            except httpx.RequestError as error:
                 failure = f"{type(error).__name__} {error}".rstrip()
                 continue
             if response.is_success:
@@ -138,7 +140,7 @@ class Calls:
             try:
                 if (await self._send_once("GET", "/health")).is_success:
                     return True
-            except httpx.TransportError:
+            except httpx.RequestError:
                 pass  # not yet
         return False
 

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import SecretStr, ValidationError
@@ -23,6 +23,7 @@ from agl_core.store.base import UNSET, LightningStore, LightningStoreCapabilitie
 from agl_core.store.calls import Calls, CallSettings
 from agl_core.store.json_text import encode, encode_records
 from agl_core.store.payloads import Resources
+from agl_core.store.waiting import check_timeout
 from agl_core.types.core import Rollout
 from agl_core.types.tracer import Span
 
@@ -53,6 +54,8 @@ _REMOTE = (
     "update_worker",
 )
 """Methods that are one request each; the contract makes its other ones of these."""
+_MADE_BY_STORE = ("rollout_id", "attempt_id")
+_FIXED_PATHS = {(one.method, one.path) for one in wire.OPERATIONS if "{" not in one.path}
 _RENAMED = {"status": "status_in", "rollout_ids": "rollout_id_in"}
 
 
@@ -87,9 +90,7 @@ class LightningStoreClient(LightningStore):
         token: SecretStr | str | None = None,
         run_id: str | None = None,
     ) -> None:
-        self.server_address = server_address.rstrip("/").removesuffix(wire.PREFIX)
-        if not self.server_address.startswith(("http://", "https://")):
-            raise ValueError(f"the store's address is {server_address!r}; it is http://host:port")
+        self.server_address = _checked(server_address).rstrip("/").removesuffix(wire.PREFIX)
         self._settings = CallSettings(
             retry_delays=tuple(retry_delays),
             health_retry_delays=tuple(health_retry_delays),
@@ -135,6 +136,7 @@ class LightningStoreClient(LightningStore):
         timeout: float | None = None,  # noqa: ASYNC109 - Agent Lightning's signature
     ) -> list[Rollout]:
         """Wait until these rollouts have ended; the server holds each request for a while."""
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: dict[str, Rollout] = {}
         while True:
@@ -166,7 +168,14 @@ class LightningStoreClient(LightningStore):
         key = given.pop("idempotency_key", None)
         path = operation.path
         for name in [name for name in given if f"{{{name}}}" in path]:
-            path = path.replace(f"{{{name}}}", quote(given.pop(name), safe=""))
+            value = given.pop(name)
+            if not value or ("/" in value and name in _MADE_BY_STORE):
+                if operation.method == "GET":
+                    return None  # no record has such an id, and no path can name it
+                raise StoreError(f"{operation.name}: there is no {name} {value!r}")
+            path = path.replace(f"{{{name}}}", _quoted(value))
+        if path != operation.path and (operation.method, path) in _FIXED_PATHS:
+            raise StoreError(f"{operation.name}: {path} means something else; choose another id")
         content = None
         if operation.method == "POST":
             if operation.arguments is Resources:
@@ -179,6 +188,30 @@ class LightningStoreClient(LightningStore):
             query = {name: value for name, value in given.items() if value is not None}
             path += f"?{httpx.QueryParams(query)}"
         return _answer(operation, await self._calls.send(operation, path, content, key=key))
+
+
+def _quoted(value: str) -> str:
+    """Return an id as a part of a path; dots alone would be taken for a folder."""
+    try:
+        quoted = quote(value, safe="")
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{value!r} cannot be sent: {error}") from error
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+
+
+def _checked(server_address: str) -> str:
+    """Return an address of HTTP, its scheme in lower case."""
+    scheme, _, rest = server_address.partition("://")
+    address = f"{scheme.lower()}://{rest}"
+    try:
+        parts = urlsplit(address)
+        _ = parts.port, httpx.URL(address)  # ValueError or InvalidURL
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except (ValueError, httpx.InvalidURL):
+        is_address = False
+    if not is_address:
+        raise ValueError(f"the store's address is {server_address!r}; it is http://host:port")
+    return address
 
 
 def _connect(server_address: str, settings: CallSettings) -> LightningStoreClient:

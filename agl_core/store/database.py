@@ -164,9 +164,12 @@ class Database:
         self._pid = os.getpid()
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:  # a folder, or no permission
+            raise StoreError(f"{self.path} cannot be opened as a store: {error}") from error
         connection.row_factory = sqlite3.Row
         try:
             # WAL with NORMAL: a commit is in the operating system when it returns, not on the disk.

@@ -1,7 +1,7 @@
 """Where the store's server receives OTLP/HTTP: traces become spans, the other signals are refused.
 
-Spans that the store does not take, or that belong to no attempt, are counted in the answer's
-`partial_success`; they do not stop those that came with them.
+Spans that the store does not take, that belong to no attempt or have no valid ids are counted in
+the answer's `partial_success`; they do not stop those that came with them.
 """
 
 import gzip
@@ -68,8 +68,12 @@ async def _receive(
 ) -> ExportTraceServiceResponse:
     """Keep the spans of a request and say how many could not be kept."""
     received = spans_from_otlp(export)
-    refused = received.num_without_attempt
-    reasons = [f"{refused} spans name no rollout and attempt"] if refused else []
+    left_out = {
+        "name no rollout and attempt": received.num_without_attempt,
+        "have ids that are not 16 and 8 bytes, or zero": received.num_without_ids,
+    }
+    refused = sum(left_out.values())
+    reasons = [f"{count} spans {reason}" for reason, count in left_out.items() if count]
     by_attempt: defaultdict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in received.spans:
         by_attempt[span.rollout_id, span.attempt_id].append(span)

@@ -13,6 +13,7 @@ from agl_core.store.database import Transaction
 from agl_core.store.query import known, order_by, page, text_filters, where
 from agl_core.store.status import is_finished
 from agl_core.store.tables import StoreTables, in_bulk
+from agl_core.store.waiting import check_timeout
 from agl_core.types.core import (
     Attempt,
     AttemptedRollout,
@@ -95,6 +96,7 @@ class StoreQueries(StoreTables):
         rollout_ids: Sequence[str],
         timeout: float | None = None,  # noqa: ASYNC109 - Agent Lightning's signature
     ) -> list[Rollout]:
+        check_timeout(timeout)
         waiter = self._waiters.add(rollout_ids)
         try:
             with self._read() as transaction:

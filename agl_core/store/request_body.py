@@ -1,5 +1,7 @@
 """The body of a request to the store's server, within its limits."""
 
+import gzip
+import io
 import zlib
 
 from starlette.requests import Request
@@ -40,14 +42,12 @@ async def read_body(
 
 
 def _decompress(content: bytes, limit: int) -> bytes:
-    """Return the content of a gzip stream that is not longer than the limit."""
-    stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    """Return the content of all members of a gzip stream, together not longer than the limit."""
     try:
-        text = stream.decompress(content, limit + 1)
-    except zlib.error as error:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            text = stream.read(limit + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise Refusal(400, f"the request is not gzip: {error}") from error
     if len(text) > limit:
         raise Refusal(413, f"the request is larger than {limit} bytes when decompressed")
-    if not stream.eof:
-        raise Refusal(400, "the request is not gzip: it ends too early")
     return text

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_origin
+from urllib.parse import unquote
 
 from pydantic import BaseModel, RootModel, SecretStr
 from starlette.applications import Starlette
@@ -60,7 +61,13 @@ class StoreApp:
         for operation in sorted(wire.OPERATIONS, key=lambda operation: "{" in operation.path):
             routes.append(self._route(operation))
         routes += otlp_receiver.routes(self._store, config.max_request_bytes)
-        middleware = [Middleware(Guard, token=config.token, run_id=config.run_id)]
+        guard = Middleware(
+            Guard,
+            token=config.token,
+            run_id=config.run_id,
+            allow_origins=config.cors_allow_origins,
+        )
+        middleware = [guard]
         if config.cors_allow_origins:
             cors = Middleware(
                 CORSMiddleware,
@@ -90,7 +97,8 @@ class StoreApp:
 
     def _route(self, operation: wire.Operation) -> Route:
         async def endpoint(request: Request) -> Response:
-            key = request.headers.get(wire.KEY_HEADER)
+            sent = request.headers.get(wire.KEY_HEADER)
+            key = None if sent is None else unquote(sent)
             if key is None or operation.repeats is not wire.Repeats.SERVER:
                 return await self._answer(operation, request, key)
             return await self._repeated.once(
@@ -112,6 +120,8 @@ class StoreApp:
                 given |= await self._arguments(operation.arguments, request)
             if operation.repeats is wire.Repeats.STORE:
                 given["idempotency_key"] = key
+            if operation is wire.WAIT:
+                return await _wait(self, operation, given, request)
             return await _SPECIAL.get(operation.path, _call)(self, operation, given)
         except Exception as error:  # noqa: BLE001 - each becomes an answer here
             return answer_to(error, operation.name)
@@ -132,9 +142,9 @@ class StoreApp:
         """Call a method of the store."""
         return await getattr(self._store, name)(**given)
 
-    async def hold(self, waiting: Coroutine[Any, Any, Any]) -> None:
-        """Wait for a call, or until the server stops."""
-        tasks = [asyncio.create_task(waiting), asyncio.create_task(self._stopping.wait())]
+    async def hold(self, waiting: Coroutine[Any, Any, Any], gone: Coroutine[Any, Any, Any]) -> None:
+        """Wait for a call, until its client is gone, or until the server stops."""
+        tasks = [asyncio.create_task(one) for one in (waiting, gone, self._stopping.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -173,13 +183,16 @@ async def _add_spans(app: StoreApp, operation: wire.Operation, given: dict[str, 
     return _json(answer, operation.status)
 
 
-async def _wait(app: StoreApp, operation: wire.Operation, given: dict[str, Any]) -> Response:
+async def _wait(
+    app: StoreApp, operation: wire.Operation, given: dict[str, Any], request: Request
+) -> Response:
     """Wait a while; say what has ended, and how many have not."""
     rollout_ids: list[str] = given["rollout_ids"]
     limit = given.get("timeout", 0.0)
     seconds = app.hold_seconds if limit is None else min(limit, app.hold_seconds)
     if seconds > 0:
-        await app.hold(app.call(operation.name, {"rollout_ids": rollout_ids, "timeout": seconds}))
+        waiting = app.call(operation.name, {"rollout_ids": rollout_ids, "timeout": seconds})
+        await app.hold(waiting, _gone(request))
     ended = await app.call(operation.name, {"rollout_ids": rollout_ids, "timeout": 0})
     others = list(set(rollout_ids) - {rollout.rollout_id for rollout in ended})
     pending = 0
@@ -191,8 +204,13 @@ async def _wait(app: StoreApp, operation: wire.Operation, given: dict[str, Any])
 _SPECIAL: dict[str, Handler] = {
     wire.NEXT_SPAN.path: _next_span,
     wire.ADD_SPANS.path: _add_spans,
-    wire.WAIT.path: _wait,
 }
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client of a request, which is read to its end, has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _query(model: type[BaseModel], request: Request) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from agl_core.store.threading import LightningStoreThreaded
 from agl_core.utils.threaded_server import LOOPBACK, ThreadedServer
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
+_MAX_PORT = 65535
 
 
 class LightningStoreServer(LightningStore):
@@ -68,6 +70,8 @@ class LightningStoreServer(LightningStore):
         self._direct = LightningStoreThreaded(store)
         self._host = host or "127.0.0.1"
         self._port = wire.DEFAULT_PORT if port is None else port
+        if not 0 <= self._port <= _MAX_PORT:
+            raise ConfigError(f"the port is {self._port}; it must be 0 to {_MAX_PORT}")
         self._token = store_token(token)
         if self._host not in LOOPBACK and self._token is None:
             raise ConfigError(
@@ -84,6 +88,8 @@ class LightningStoreServer(LightningStore):
         self._app: StoreApp | None = None
         self._server: ThreadedServer | None = None
         self._client: LightningStoreClient | None = None
+        self._starting = threading.Lock()
+        """Held by threads that start or stop the server; calls may come from any event loop."""
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
@@ -104,6 +110,8 @@ class LightningStoreServer(LightningStore):
     async def start(self) -> Self:
         """Listen, and return once requests are served; a server that runs is left as it is.
 
+        Several calls at once start one server.
+
         Raises:
             ConfigError: The address cannot be used.
             TransientError: The server is not ready within 10 s.
@@ -112,31 +120,12 @@ class LightningStoreServer(LightningStore):
             return self
         if self.run_id is None:
             self.run_id = (await self._direct.statistics()).get("run_id")
-        config = AppConfig(
-            token=self._token,
-            run_id=self.run_id,
-            cors_allow_origins=self._origins,
-            max_request_bytes=self._max_request_bytes,
-        )
-        app = StoreApp(self._direct, config)
-        server = ThreadedServer(app.asgi(), self._host, self._port)
-        try:
-            await asyncio.to_thread(server.start)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; "
-                "is another store there? Choose another port (0 for a free one)"
-            ) from error
-        self._app, self._server = app, server
+        await asyncio.to_thread(self._start)
         return self
 
     async def stop(self) -> None:
         """Stop serving; the store stays open."""
-        if self._server is None or self._app is None:
-            return
-        self._app.end_waits()
-        await asyncio.to_thread(self._server.stop)
-        self._app = self._server = None
+        await asyncio.to_thread(self._stop)
 
     async def run_forever(self) -> None:
         """Serve until cancelled."""
@@ -169,6 +158,38 @@ class LightningStoreServer(LightningStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.client().__reduce__()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._server is None:
+                self._listen()
+
+    def _listen(self) -> None:
+        config = AppConfig(
+            token=self._token,
+            run_id=self.run_id,
+            cors_allow_origins=self._origins,
+            max_request_bytes=self._max_request_bytes,
+        )
+        app = StoreApp(self._direct, config)
+        server = ThreadedServer(app.asgi(), self._host, self._port)
+        try:
+            server.start()
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(
+                f"cannot listen on {self._host}:{self._port}: "
+                f"{getattr(error, 'strerror', None) or error}; "
+                "is another store there? Choose another port (0 for a free one)"
+            ) from error
+        self._app, self._server = app, server
+
+    def _stop(self) -> None:
+        with self._starting:
+            if self._server is None or self._app is None:
+                return
+            self._app.end_waits()
+            self._server.stop()
+            self._app = self._server = None
 
     def _address(self, host: str) -> str:
         if self._server is None:

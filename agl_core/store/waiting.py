@@ -4,9 +4,22 @@ last rollout.
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+
+from agl_core.errors import StoreError
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Refuse a limit of a wait that is no number.
+
+    Raises:
+        StoreError: It is NaN, so it would never be over.
+    """
+    if seconds is not None and math.isnan(seconds):
+        raise StoreError("the timeout is NaN; give seconds, or None for no limit")
 
 
 class Waiter:

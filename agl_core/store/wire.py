@@ -3,7 +3,8 @@
 Paths and payloads are Agent Lightning 0.3's (JSON below `/v1/agl`), so its clients work with this
 server. Ours are `/leases/renew`, `/spans/batch` and `/spans/next/batch`. Besides, against 0.3:
 
-- A header `Idempotency-Key` marks repetitions of a call; see `Operation.repeats`.
+- A header `Idempotency-Key` marks repetitions of a call; see `Operation.repeats`. It and the run
+  are percent-encoded.
 - `limit` may be 0, and an attempt's `metadata` null, as in the contract.
 - `/waits/rollouts` holds a request up to `HOLD_SECONDS` and says in a header how many are pending.
 - Refusals are 4xx with one sentence in `detail`: 400 what the store refused, 401 no token, 409
@@ -16,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter
 
+from agl_core.errors import StoreError
 from agl_core.store.payloads import (
     Dequeue,
     Enqueue,
@@ -54,6 +57,18 @@ PENDING_HEADER = "x-agl-pending"
 """How many of the rollouts that were waited for have not ended."""
 HOLD_SECONDS = 20.0
 """The longest that one request waits for rollouts; clients ask again."""
+
+
+def header_text(text: str) -> str:
+    """Return a text as a header can carry it; `urllib.parse.unquote` undoes it.
+
+    Raises:
+        StoreError: It is no Unicode.
+    """
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{text!r} cannot be sent: {error}") from error
 
 
 class Repeats(Enum):

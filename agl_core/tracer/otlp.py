@@ -42,12 +42,15 @@ class ReceivedSpans:
     """In their order; `sequence_id` may be `UNNUMBERED`."""
     num_without_attempt: int
     """Spans left out: they do not say to which rollout and attempt they belong."""
+    num_without_ids: int = 0
+    """Spans left out: their trace, span or parent id is none by OTLP (16, 8 and 8 bytes, not all
+    zero)."""
 
 
 def spans_from_otlp(request: ExportTraceServiceRequest) -> ReceivedSpans:
     """Return the spans of a request."""
     spans: list[Span] = []
-    num_without_attempt = 0
+    num_without_attempt = num_without_ids = 0
     for group in request.resource_spans:
         resource = OtelResource(
             attributes=_attributes(group.resource.attributes), schema_url=group.schema_url
@@ -56,9 +59,11 @@ def spans_from_otlp(request: ExportTraceServiceRequest) -> ReceivedSpans:
             span = _span(otlp, resource)
             if span is None:
                 num_without_attempt += 1
+            elif not _has_ids(otlp):
+                num_without_ids += 1
             else:
                 spans.append(span)
-    return ReceivedSpans(spans, num_without_attempt)
+    return ReceivedSpans(spans, num_without_attempt, num_without_ids)
 
 
 def spans_to_otlp(spans: Iterable[Span]) -> ExportTraceServiceRequest:
@@ -89,7 +94,7 @@ def _span(otlp: OtlpSpan, resource: OtelResource) -> Span | None:
         sequence_id=_sequence_id(find(semconv.SEQUENCE_ID)),
         trace_id=context.trace_id,
         span_id=context.span_id,
-        parent_id=otlp.parent_span_id.hex() or None,
+        parent_id=otlp.parent_span_id.hex() if any(otlp.parent_span_id) else None,
         name=otlp.name,
         status=TraceStatus(
             status_code=_STATUS_CODES[otlp.status.code]
@@ -151,6 +156,16 @@ def _otlp_span(span: Span) -> OtlpSpan:
             attributes=_key_values(link.attributes or {}),
         )
     return otlp
+
+
+def _has_ids(otlp: OtlpSpan) -> bool:
+    return (
+        len(otlp.trace_id) == 16
+        and len(otlp.span_id) == 8
+        and len(otlp.parent_span_id) in (0, 8)
+        and any(otlp.trace_id)
+        and any(otlp.span_id)
+    )
 
 
 def _sequence_id(value: Any) -> int:

@@ -26,7 +26,7 @@ class Connections:
         """Send a request and return the answer, read to its end.
 
         Raises:
-            httpx.TransportError: No connection, or it broke.
+            httpx.RequestError: No connection, it broke, or the answer cannot be decoded.
         """
         connection = self._idle.pop() if self._idle else self._connect()
         try:

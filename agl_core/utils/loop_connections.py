@@ -27,7 +27,7 @@ class LoopConnections:
         """Send a request and return the answer, read to its end.
 
         Raises:
-            httpx.TransportError: No connection, or it broke.
+            httpx.RequestError: No connection, it broke, or the answer cannot be decoded.
         """
         loop = asyncio.get_running_loop()
         found = self._by_loop.get(loop)

@@ -47,6 +47,9 @@ def test_a_port_that_is_taken_is_one_sentence():
         (["--host", "0.0.0.0"], f"a store on 0.0.0.0 needs a token ({STORE_TOKEN})"),
         (["--path", "x.db", "--backend", "memory"], "has no --path"),
         (["--path", "/dev/null/store.db"], "the store cannot be opened"),
+        (["--path", "/"], "the store cannot be opened"),
+        (["--port", "70000"], "the port is 70000"),
+        (["--port", "-1"], "the port is -1"),
         (["--token", "a", "--token-file", "b"], "not both"),
         (["--token-file", "/nothing"], "token file /nothing cannot be read"),
         (["--token", "two words"], "printable ASCII"),
@@ -55,4 +58,13 @@ def test_a_port_that_is_taken_is_one_sentence():
 def test_what_cannot_be_served_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path):
     if "--path" not in arguments and "--backend" not in arguments:
         arguments = [*arguments, "--backend", "memory"]
-    assert sentence in refused("--port", "0", *arguments)
+    error = refused("--port", "0", *arguments)
+    assert sentence in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_token_file_must_be_text(tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    error = refused("--port", "0", "--backend", "memory", "--token-file", str(file))
+    assert error.split() == f"agl: token file {file} is not UTF-8 text".split()

@@ -3,17 +3,18 @@
 import asyncio
 import multiprocessing
 import pickle
+import threading
 from collections.abc import AsyncGenerator
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agl_core.env_var import STORE_TOKEN
-from agl_core.errors import ConfigError
+from agl_core.errors import ConfigError, StoreError, TransientError
 from agl_core.store import (
     InMemoryLightningStore,
     LightningStore,
@@ -84,6 +85,19 @@ async def test_a_store_of_another_run_is_refused(server: LightningStoreServer):
             await client.dequeue_rollout()
 
 
+async def test_several_starts_at_once_are_one_server():
+    def serving() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith("server-")]
+
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await asyncio.gather(*[server.start() for _ in range(4)])
+    assert serving() == [f"server-{server.endpoint.rpartition(':')[2]}"]
+    await asyncio.gather(server.stop(), server.stop())
+    assert serving() == []
+    await server.close()
+
+
 async def test_the_port_of_another_store_is_refused(server: LightningStoreServer):
     port = int(server.endpoint.rpartition(":")[2])
     other = LightningStoreServer(InMemoryLightningStore(), port=port)
@@ -152,9 +166,45 @@ def test_a_store_for_one_task_at_a_time_is_refused():
         LightningStoreServer(LightningStore())
 
 
-def test_an_address_must_be_one_of_http():
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:4747",
+        "ftp://localhost",
+        "http://",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:abc",
+        "http://[::1",
+    ],
+)
+def test_an_address_must_be_one_of_http(address: str):
     with pytest.raises(ValueError, match="it is http://host:port"):
-        LightningStoreClient("localhost:4747")
+        LightningStoreClient(address)
+
+
+async def test_the_scheme_of_an_address_may_be_in_any_case(server: LightningStoreServer):
+    address = server.endpoint.replace("http://", "HTTP://")
+    async with LightningStoreClient(address + "/", token=TOKEN) as client:
+        assert (await client.statistics()).get("run_id") == server.run_id
+    assert client.otlp_traces_endpoint() == server.otlp_traces_endpoint()
+
+
+async def test_an_answer_that_cannot_be_decoded_is_no_answer():
+    async def answer(request: Request) -> Response:
+        del request
+        return Response(b"not gzip", headers={"content-encoding": "gzip"})
+
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    with ThreadedServer(app) as other:
+        async with LightningStoreClient(other.url, retry_delays=(0.01,)) as client:
+            with pytest.raises(TransientError, match="no answer"):
+                await client.dequeue_rollout()
+
+
+async def test_a_request_that_is_no_url_is_refused():
+    async with LightningStoreClient("http://127.0.0.1:1") as client:
+        with pytest.raises(StoreError, match="cannot be asked"):
+            await client.get_rollout_by_id("x" * 100_000)
 
 
 async def test_an_answer_that_is_not_one_of_a_store_is_refused():
@@ -186,7 +236,7 @@ async def test_a_store_without_a_token_has_no_foreign_name():
     store = InMemoryLightningStore()
     async with LightningStoreServer(store, port=0) as server, httpx.AsyncClient() as http:
         url = f"{server.endpoint}/v1/agl/statistics"
-        for name in ("localhost:1", "127.0.0.1", "[::1]:5"):
+        for name in ("localhost:1", "LOCALHOST:1", "127.0.0.1", "[::1]:5"):
             assert (await http.get(url, headers={"host": name})).status_code == 200
         assert (await http.get(url, headers={"host": "page.example:80"})).status_code == 403
     await store.close()
@@ -205,3 +255,53 @@ async def test_web_pages_of_named_origins_only():
         other = await http.get("/v1/agl/health", headers={"origin": "http://other.example"})
         assert "access-control-allow-origin" not in other.headers
     await store.close()
+
+
+async def asked_by_a_page(
+    cors_allow_origins: list[str], headers: dict[str, str], token: str | None = None
+) -> int:
+    """Return the status of a request as a page's script has the browser send it."""
+    store = InMemoryLightningStore()
+    server = LightningStoreServer(store, port=0, cors_allow_origins=cors_allow_origins, token=token)
+    if token is not None:
+        headers = headers | {"authorization": f"Bearer {token}"}
+    async with server, httpx.AsyncClient(base_url=server.endpoint) as http:
+        await store.enqueue_rollout("task")
+        answer = await http.post("/v1/agl/queues/rollouts/dequeue", headers=headers)
+        num_queuing = (await store.query_rollouts(status_in=["queuing"])).total
+    await store.close()
+    assert num_queuing == (0 if answer.is_success else 1)
+    return answer.status_code
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://page.example"},
+        {"origin": "http://localhost.example:80", "sec-fetch-site": "cross-site"},
+        {"origin": "null", "content-type": "text/plain"},
+        {"origin": "http://["},
+        {"sec-fetch-site": "cross-site"},
+    ],
+)
+async def test_a_page_of_a_foreign_origin_takes_nothing_from_a_store_without_a_token(
+    headers: dict[str, str],
+):
+    assert await asked_by_a_page([], headers) == 403
+    assert await asked_by_a_page(["http://other.example"], headers) == 403
+    assert await asked_by_a_page(["*"], headers) == 200
+    assert await asked_by_a_page([], headers, token=TOKEN) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://page.example", "sec-fetch-site": "cross-site"},
+        {"origin": "http://LocalHost:3000", "sec-fetch-site": "cross-site"},
+        {"origin": "http://[::1]:3000"},
+        {"sec-fetch-site": "none"},
+        {},
+    ],
+)
+async def test_named_pages_and_those_of_this_machine_may_ask(headers: dict[str, str]):
+    assert await asked_by_a_page(["http://page.example"], headers) == 200

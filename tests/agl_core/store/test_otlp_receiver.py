@@ -25,7 +25,7 @@ from agl_core.types.core import AttemptedRollout
 from agl_core.types.tracer import Span
 from tests.agl_core.store.builders import begin, make_span
 
-PROTOBUF = {"content-type": "application/x-protobuf"}
+PROTOBUF_GZIP = {"content_type": "application/x-protobuf", "content_encoding": "gzip"}
 
 
 @pytest.fixture
@@ -121,6 +121,46 @@ async def test_spans_of_unknown_rollouts_do_not_stop_the_others(
     assert "1 spans name no rollout and attempt" in caplog.text
     (kept,) = await server.query_spans(taken.rollout_id)
     assert kept.span_id == known.span_id
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        {"trace_id": b"\1" * 15},
+        {"trace_id": b"\0" * 16},
+        {"trace_id": b""},
+        {"span_id": b"\1" * 16},
+        {"span_id": b"\0" * 8},
+        {"parent_span_id": b"\1" * 3},
+    ],
+)
+async def test_spans_without_valid_ids_are_counted_and_left_out(
+    server: LightningStoreServer, ids: dict[str, bytes]
+):
+    taken = await begin(server)
+    known = make_span(taken, 1)
+    request = spans_to_otlp([make_span(taken, 2), known])
+    for name, value in ids.items():
+        setattr(request.resource_spans[0].scope_spans[0].spans[0], name, value)
+    answer = await post(server, request.SerializeToString(), content_type="application/x-protobuf")
+    partial = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    assert partial.rejected_spans == 1
+    assert partial.error_message == "1 spans have ids that are not 16 and 8 bytes, or zero"
+    assert [span.span_id for span in await server.query_spans(taken.rollout_id)] == [known.span_id]
+
+
+async def test_all_members_of_a_gzip_body_are_read(server: LightningStoreServer):
+    taken = await begin(server)
+    members = [
+        gzip.compress(spans_to_otlp([make_span(taken, n)]).SerializeToString()) for n in (1, 2)
+    ]
+    headers = PROTOBUF_GZIP
+    assert (await post(server, b"".join(members), **headers)).status_code == 200
+    assert (await server.query_spans(taken.rollout_id)).total == 2
+    large = gzip.compress(b"\0" * 600_000)
+    assert (await post(server, large + large, **headers)).status_code == 413
+    assert (await post(server, members[0] + b"more", **headers)).status_code == 400
+    assert (await post(server, members[0] + members[1][:-9], **headers)).status_code == 400
 
 
 async def test_bad_requests_get_a_status_in_protobuf(server: LightningStoreServer):

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import math
 import threading
 import time
 
@@ -50,6 +51,13 @@ async def test_a_limit_of_zero_does_not_wait(store: Store):
     taken = await begin(store)
     assert await store.wait_for_rollouts(rollout_ids=[taken.rollout_id], timeout=0) == []
     assert await store.wait_for_rollouts(rollout_ids=[], timeout=None) == []
+
+
+async def test_a_limit_that_is_no_number_is_refused(store: Store):
+    taken = await begin(store)
+    waiting = store.wait_for_rollouts(rollout_ids=[taken.rollout_id], timeout=math.nan)
+    with pytest.raises(ValueError, match="timeout is NaN"):
+        await asyncio.wait_for(waiting, 5)
 
 
 async def test_unknown_rollouts_are_not_waited_for(store: Store):

@@ -1,5 +1,6 @@
 """The wire format, byte for byte where Agent Lightning 0.3 fixes it."""
 
+import asyncio
 import gzip
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from agl_core.store import InMemoryLightningStore, LightningStoreServer
+from agl_core.errors import StoreError
+from agl_core.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agl_core.types.core import EnqueueRolloutRequest, Rollout
 from tests.agl_core.store.builders import make_span, take
 from tests.agl_core.store.conftest import Clock
 
@@ -198,7 +201,7 @@ async def test_workers_and_leases(http: httpx.AsyncClient):
 
 async def test_ids_of_any_characters(server: LightningStoreServer):
     client = server.client()
-    for name in ("host/1 \u00e4?#%2F", "a/../b", "x" * 500):
+    for name in ("host/1 \u00e4?#%2F", "a/../b", "x" * 500, ".", "..", "..."):
         assert (await client.update_worker(name)).worker_id == name
         assert await client.get_worker_by_id(name) == await server.get_worker_by_id(name)
         await client.update_resources(f"rs/{name}", {})
@@ -206,6 +209,79 @@ async def test_ids_of_any_characters(server: LightningStoreServer):
         assert found is not None
         assert found.resources_id == f"rs/{name}"
     await client.close()
+
+
+async def test_ids_that_no_record_has(server: LightningStoreServer):
+    client = server.client()
+    for name in ("", "ro/1", ".", ".."):
+        assert await client.get_rollout_by_id(name) is None
+        assert await client.get_latest_attempt(name) is None
+        with pytest.raises(StoreError):
+            await client.update_rollout(name, status="failed")
+    assert await client.get_worker_by_id("") is None
+    assert await client.get_resources_by_id("") is None
+    with pytest.raises(StoreError, match="there is no worker_id ''"):
+        await client.update_worker("")
+    await client.close()
+
+
+async def test_ids_that_a_path_takes_are_refused(server: LightningStoreServer):
+    client = server.client()
+    for call in (
+        client.update_worker("search"),
+        client.update_rollout("search", status="failed"),
+        client.get_resources_by_id("latest"),
+    ):
+        with pytest.raises(StoreError, match="choose another id"):
+            await call
+    assert await client.get_worker_by_id("search") is None
+    assert await client.get_rollout_by_id("search") is None
+    await client.close()
+
+
+@pytest.mark.parametrize("key", ["k\u00e4y", "two\nlines", " k ", "50%25", "\x00"])
+async def test_keys_of_any_characters(server: LightningStoreServer, key: str):
+    client = server.client()
+    requests = [EnqueueRolloutRequest(input="task")]
+    queued = await client.enqueue_many_rollouts(requests, idempotency_key=key)
+    again = await client.enqueue_many_rollouts(requests, idempotency_key=key)
+    direct = await server.enqueue_many_rollouts(requests, idempotency_key=key)
+    assert queued == again == direct
+    with pytest.raises(StoreError, match="cannot be sent"):
+        await client.enqueue_many_rollouts(requests, idempotency_key="\ud800")
+    await client.close()
+
+
+async def test_runs_of_any_characters(clock: Clock):
+    store = InMemoryLightningStore(clock=clock)
+    async with LightningStoreServer(store, port=0, run_id="r\u00fcn 1\n") as server:
+        async with server.client() as client:
+            assert (await client.statistics()).get("total_rollouts") == 0
+        async with LightningStoreClient(server.endpoint, run_id="\u00e4") as client:
+            with pytest.raises(StoreError, match="not of \u00e4"):
+                await client.statistics()
+    await store.close()
+
+
+async def test_a_wait_ends_when_its_client_leaves(http: httpx.AsyncClient, clock: Clock):
+    ended = asyncio.Event()
+
+    class Store(InMemoryLightningStore):
+        async def wait_for_rollouts(self, **given: Any) -> list[Rollout]:
+            try:
+                return await super().wait_for_rollouts(**given)
+            finally:
+                loop.call_soon_threadsafe(ended.set)
+
+    loop = asyncio.get_running_loop()
+    store = Store(clock=clock)
+    queued = await store.enqueue_rollout("task")
+    async with LightningStoreServer(store, port=0) as server:
+        body = {"rollout_ids": [queued.rollout_id], "timeout": 20}
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post(f"{server.endpoint}/v1/agl/waits/rollouts", json=body, timeout=0.3)
+        await asyncio.wait_for(ended.wait(), 5)
+    await store.close()
 
 
 @pytest.mark.parametrize(
