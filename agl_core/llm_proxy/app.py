@@ -107,7 +107,7 @@ class ChatProxy:
         try:
             self._check_reply(reply, asked, call.span)
             if isinstance(reply, UpstreamStream):
-                return StreamedResponse(reply, body, call.span, _passed_headers(reply))
+                return StreamedResponse(reply, body, call, _passed_headers(reply))
         except BaseException:
             if isinstance(reply, UpstreamStream):
                 await reply.close()

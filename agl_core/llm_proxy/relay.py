@@ -9,11 +9,11 @@ error event in OpenAI's shape, which its clients raise; the span has the reason 
 """
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from opentelemetry.trace import Span
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -29,6 +29,7 @@ from agl_core.llm_proxy.stream import (
     visible_event,
 )
 from agl_core.llm_proxy.upstream import UpstreamStream
+from agl_core.tracer.base import ModelCall
 
 _FAREWELL_SECONDS = 5.0
 """How long an agent that reads nothing is waited for after the deadline."""
@@ -40,7 +41,7 @@ class StreamedResponse(Response):
     Args:
         stream: What the model server sends; closed at the end.
         body: The request as the agent sent it.
-        span: Of the call; ended when the answer is complete.
+        call: Its span is ended here, when the answer is complete.
         headers: Of the model server's, to pass on.
     """
 
@@ -48,7 +49,7 @@ class StreamedResponse(Response):
         self,
         stream: UpstreamStream,
         body: capture.JsonObject,
-        span: Span,
+        call: ModelCall,
         headers: Mapping[str, str],
     ) -> None:
         media_type = stream.headers["content-type"]
@@ -56,19 +57,22 @@ class StreamedResponse(Response):
         del self.headers["content-length"]
         self._stream = stream
         self._body = body
-        self._span = span
+        self._span = call.span
         self._splitter = EventSplitter()
         self._answer = StreamedAnswer()
         self._has_ended = False
         """Whether the call is recorded."""
+        self._lock = threading.Lock()
+        # An agent that left the stream may end its attempt before the proxy sees it leave.
+        call.before_close(lambda: self._leave("the attempt ended before the stream"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the stream on."""
         del scope
         try:
             await while_connected(receive, self._relay(send))
-        except Refusal as refusal:  # the agent left: maybe satisfied with a finished answer
-            self._end(None if self._answer.has_finished else refusal.message)
+        except Refusal as refusal:
+            self._leave(refusal.message)
         except BaseException as error:
             self._end(f"the call was interrupted: {type(error).__name__}")
             raise
@@ -122,15 +126,20 @@ class StreamedResponse(Response):
         self._end("the stream ended without [DONE]")
         return None
 
+    def _leave(self, reason: str) -> None:
+        """End the span where the agent left: maybe satisfied with a finished answer."""
+        self._end(None if self._answer.has_finished else reason)
+
     def _end(self, reason: str | None) -> None:
         """Record the answer and end the span; once.
 
         Args:
             reason: Why the stream is not whole; None where it came to its end.
         """
-        if self._has_ended:
-            return
-        self._has_ended = True
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
         if reason is None and not self._answer.has_finished:
             reason = "the stream ended without a finish reason"
         if reason is not None:

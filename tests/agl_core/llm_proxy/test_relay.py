@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from agl_core import semconv
+from agl_core.runner.failure import classify_exception
+from agl_core.types.outcome import FailureKind
 from agl_core.types.training import PolicyRef
 from tests.agl_core.llm_proxy.test_app import MESSAGES, PATH, running, wait_until
 from tests.fakes import scripted_reply
@@ -163,6 +165,24 @@ def test_agent_that_stops_at_the_finish_reason_has_its_answer_recorded():
         assert len(setup.last_call().attributes[semconv.RESPONSE_TOKEN_IDS]) == 8
 
 
+@pytest.mark.parametrize(("num_events", "is_whole"), [(3, False), (9, True)])
+def test_stream_that_outlives_its_attempt_is_recorded_with_it(num_events, is_whole):
+    with running() as setup:
+        setup.server.gate = threading.Semaphore(num_events)
+        with (
+            setup.tracer.attempt("ro-1", "at-2") as trace,
+            openai.OpenAI(**options(urls(setup)[1].replace("at-1", "at-2"))) as client,
+        ):
+            chunks = iter(client.chat.completions.create(stream=True, **ASK))
+            for _ in range(num_events):
+                next(chunks)
+            assert trace.spans() == []
+        call, _ = trace.spans()
+        assert call.status.is_ok == is_whole
+        assert has_no_tokens(call) != is_whole
+        assert setup.tracer.late_spans == 0
+
+
 def drop(*numbers):
     return lambda events: [event for n, event in enumerate(events) if n not in numbers]
 
@@ -290,5 +310,6 @@ async def test_so_does_the_async_one(tool_name):
 def test_client_raises_where_the_stream_breaks_off():
     with running() as setup, openai.OpenAI(**options(urls(setup)[1])) as client:
         setup.server.edit_events = lambda events: [*events[:4], b""]
-        with pytest.raises(openai.APIError, match="stream broke off"):
+        with pytest.raises(openai.APIError, match="stream broke off") as caught:
             list(client.chat.completions.create(stream=True, **ASK))
+        assert classify_exception(caught.value) == FailureKind.INFRA_ERROR
