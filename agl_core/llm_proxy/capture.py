@@ -47,8 +47,9 @@ def add_recording(body: JsonObject, seed: int) -> JsonObject:
     A stream is asked for its usage too.
     """
     asked = {**body, "logprobs": True, "return_token_ids": True}
-    if body.get("stream"):
-        asked["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    options = body.get("stream_options") or {}
+    if body.get("stream") and isinstance(options, dict):
+        asked["stream_options"] = {**options, "include_usage": True}
     if asked.get("seed") is None:
         asked["seed"] = seed
     return asked

@@ -140,6 +140,13 @@ class StreamedResponse(Response):
             if self._has_ended:
                 return
             self._has_ended = True
+        try:
+            self._record(reason)
+        finally:
+            self._span.end()
+
+    def _record(self, reason: str | None) -> None:
+        """Write the answer into the span."""
         if reason is None and not self._answer.has_finished:
             reason = "the stream ended without a finish reason"
         if reason is not None:
@@ -151,7 +158,6 @@ class StreamedResponse(Response):
         self._span.set_attributes(recorded)
         if defect := self._answer.defect or capture.find_defect(recorded):
             fail(self._span, defect)
-        self._span.end()
 
     def _recorded(self) -> dict[str, Any]:
         """Return the span attributes of the answer so far."""

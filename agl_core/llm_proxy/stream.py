@@ -102,6 +102,8 @@ class StreamedAnswer:
             self.spoil(f"a chunk is not one of a chat completion: {error}")
 
     def _add(self, chunk: JsonObject) -> None:
+        if not isinstance(chunk.get("usage") or {}, dict):
+            raise TypeError("usage is not a JSON object")
         for name, value in chunk.items():
             if name != "choices" and value is not None:
                 self._head[name] = value

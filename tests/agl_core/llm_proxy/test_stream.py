@@ -145,6 +145,7 @@ def test_usage_beside_content_is_taken_out_alone():
         ([], "not one of a chat completion"),
         ({}, "'choices'"),
         ({"choices": [3]}, "not one of"),
+        ({"choices": [], "usage": 3}, "usage is not a JSON object"),
         ({"choices": [{"delta": "x"}]}, "not one of"),
         ({"choices": [{"token_ids": ["a"]}]}, "token_ids are not integers"),
         ({"choices": [{"logprobs": {"content": 3}}]}, "not one of"),
