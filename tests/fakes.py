@@ -3,18 +3,20 @@
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Self
 
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agl_core.store.base import LightningStore
 from agl_core.types.tracer import Span
 from agl_core.utils.threaded_server import ThreadedServer
+from tests.streams import to_events
 
 Messages = list[dict[str, Any]]
 
@@ -36,7 +38,7 @@ def scripted_reply(messages: Messages, seed: int) -> str:
 
 
 class ScriptedModelServer:
-    """A chat-completions server in vLLM's dialect whose replies are known in advance.
+    """A chat-completions server in vLLM's dialect whose replies are known in advance, streamed too.
 
     Its reply depends only on the messages and the seed; the proxy derives the seed from rollout id
     and call index. Attributes switch faults on, also while it runs.
@@ -64,6 +66,16 @@ class ScriptedModelServer:
         """False: the server knows nothing of `return_token_ids`."""
         self.logprobs_missing = 0
         """How many log-probs are left out at the end of each answer."""
+        self.tool_name: str | None = None
+        """Of the function that each answer calls, with the reply as its arguments."""
+        self.can_stream = True
+        """False: the server answers without a stream, whatever is asked."""
+        self.gate: threading.Semaphore | None = None
+        """What each event of a stream waits for."""
+        self.edit_events: Callable[[list[bytes]], list[bytes]] = list
+        """Changes the events of a stream; an empty one breaks the connection."""
+        self.num_left_streams = 0
+        """Streams that were not read to their end."""
         self.requests: list[dict[str, Any]] = []
         """Bodies of all calls, in order of arrival, failed ones included."""
         self.headers: list[dict[str, str]] = []
@@ -118,8 +130,27 @@ class ScriptedModelServer:
             "x-agl-policy-version": self.policy_version,
             "x-agl-weights-digest": self.weights_digest,
         }
+        if body.get("stream") and self.can_stream:
+            events = self._events(body)
+            return StreamingResponse(events, headers=headers, media_type="text/event-stream")
         answer = orjson.dumps(self._answer(body))
         return Response(answer, headers=headers, media_type="application/json")
+
+    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[bytes]:
+        with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        events = self.edit_events(to_events(self._answer(body), with_usage=with_usage))
+        is_read = False
+        try:
+            for event in events:
+                # Polled: a thread that waits could not be stopped with its request.
+                while self.gate and not self.gate.acquire(blocking=False):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                if not event:
+                    raise ConnectionError("scripted end of the connection")
+                yield event
+            is_read = True
+        finally:
+            self.num_left_streams += not is_read
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         messages, seed = body["messages"], body.get("seed") or 0
@@ -131,9 +162,17 @@ class ScriptedModelServer:
         if len(ids) > limit:
             ids, finish_reason = ids[: int(limit)], "length"
             text = self.decode(ids)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if self.tool_name is not None:
+            function = {"name": self.tool_name, "arguments": text}
+            call = {"id": "call-1", "type": "function", "function": function}
+            message, finish_reason = (
+                {**message, "content": None, "tool_calls": [call]},
+                "tool_calls",
+            )
         choice: dict[str, Any] = {
             "index": 0,
-            "message": {"role": "assistant", "content": text},
+            "message": message,
             "logprobs": self._logprobs(ids) if body.get("logprobs") else None,
             "finish_reason": finish_reason,
         }

@@ -3,20 +3,20 @@
     POST /rollout/{rollout_id}/attempt/{attempt_id}/v1/chat/completions
     GET  /health
 
-A call belongs to the attempt in its path, which must be open in the tracer. Errors of the backend
-pass through with status and body; the proxy's own have OpenAI's shape,
-`{"error": {"message", "type", "code"}}`. An agent's API key is neither forwarded nor logged.
+A call belongs to the attempt in its path, which must be open in the tracer. Streams pass through as
+they come (`relay`). Errors of the backend pass through with status and body; the proxy's own have
+OpenAI's shape, `{"error": {"message", "type", "code"}}`. An agent's API key is neither forwarded
+nor logged.
 """
 
-import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,7 +26,15 @@ from starlette.routing import Route
 from agl_core import semconv
 from agl_core.errors import TraceError, UpstreamError
 from agl_core.llm_proxy import capture
-from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamTimeout
+from agl_core.llm_proxy.refusal import (
+    Refusal,
+    error_response,
+    fail,
+    json_response,
+    while_connected,
+)
+from agl_core.llm_proxy.relay import StreamedResponse
+from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream, UpstreamTimeout
 from agl_core.tracer.base import ModelCall, Tracer
 from agl_core.types.training import PolicyRef
 
@@ -53,16 +61,6 @@ class ProxyConfig:
     max_request_bytes: int = 16 * 1024 * 1024
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, raised to leave the handler
-    """The proxy answers a call itself, with an error."""
-
-    def __init__(self, status: int = 500, message: str = "", code: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-
-
 class ChatProxy:
     """Serves model calls: checks, records, forwards."""
 
@@ -78,20 +76,23 @@ class ChatProxy:
             self._check_token(request)
             call = self._tracer.start_call(rollout_id, request.path_params["attempt_id"])
         except Refusal as refusal:
-            return _error_response(refusal)
+            return error_response(refusal)
         except TraceError as error:
-            return _error_response(Refusal(404, str(error), "attempt_not_running"))
+            return error_response(Refusal(404, str(error), "attempt_not_running"))
+        response: Response | None = None
         try:
-            return await self._serve(request, call, rollout_id)
+            response = await self._serve(request, call, rollout_id)
+            return response
         except Refusal as refusal:
-            _fail(call.span, refusal.message)
+            fail(call.span, refusal.message)
             call.span.set_attribute(semconv.HTTP_STATUS, refusal.status)
-            return _error_response(refusal)
+            return error_response(refusal)
         except BaseException as error:
-            _fail(call.span, f"the call was interrupted: {type(error).__name__}")
+            fail(call.span, f"the call was interrupted: {type(error).__name__}")
             raise
         finally:
-            call.span.end()
+            if not isinstance(response, StreamedResponse):  # it ends its span when it has ended
+                call.span.end()
 
     async def _serve(self, request: Request, call: ModelCall, rollout_id: str) -> Response:
         """Forward one call and record it in its span."""
@@ -102,21 +103,36 @@ class ChatProxy:
         call.span.set_attributes(capture.request_attributes(asked))
         if reason := capture.find_unsupported(body):
             raise Refusal(400, reason, "unsupported")
-        reply = await _while_connected(request, self._forward(asked))
-        call.span.set_attribute(semconv.HTTP_STATUS, reply.status)
-        policy = self._config.policy
-        if policy and (reason := capture.find_other_policy(policy, asked, reply)):
-            # 503: neither the agent's mistake nor for ever.
-            raise Refusal(503, reason, "other_policy")
+        reply = await while_connected(request.receive, self._forward(asked))
+        try:
+            self._check_reply(reply, asked, call.span)
+            if isinstance(reply, UpstreamStream):
+                return StreamedResponse(reply, body, call, _passed_headers(reply))
+        except BaseException:
+            if isinstance(reply, UpstreamStream):
+                await reply.close()
+            raise
         if reply.status != 200:
-            _fail(call.span, f"the model server answered HTTP {reply.status}")
+            fail(call.span, f"the model server answered HTTP {reply.status}")
             return _passed_through(reply)
+        if body.get("stream"):
+            raise Refusal(502, "the model server's answer is not an event stream", "bad_answer")
         answer = _parse_answer(reply)
         recorded = capture.response_attributes(answer, reply.headers)
         call.span.set_attributes(recorded)
         if defect := capture.find_defect(recorded):
-            _fail(call.span, defect)
-        return _json_response(capture.visible_answer(answer, body))
+            fail(call.span, defect)
+        return json_response(capture.visible_answer(answer, body))
+
+    def _check_reply(
+        self, reply: UpstreamReply | UpstreamStream, asked: capture.JsonObject, span: Span
+    ) -> None:
+        """Refuse the answer of other weights than the rollout's."""
+        span.set_attribute(semconv.HTTP_STATUS, reply.status)
+        policy = self._config.policy
+        if policy and (reason := capture.find_other_policy(policy, asked, reply)):
+            # 503: neither the agent's mistake nor for ever.
+            raise Refusal(503, reason, "other_policy")
 
     def _check_token(self, request: Request) -> None:
         """Refuse a call without the token, where one is set."""
@@ -142,10 +158,13 @@ class ChatProxy:
             raise Refusal(400, "the request is not a JSON object", "invalid_json")
         return body
 
-    async def _forward(self, asked: capture.JsonObject) -> UpstreamReply:
+    async def _forward(self, asked: capture.JsonObject) -> UpstreamReply | UpstreamStream:
         """Send the request on; no answer becomes 504 or 502."""
         try:
-            return await self._upstream.post("/chat/completions", orjson.dumps(asked))
+            content = orjson.dumps(asked)
+            if asked.get("stream"):
+                return await self._upstream.post_streamed("/chat/completions", content)
+            return await self._upstream.post("/chat/completions", content)
         except UpstreamTimeout as error:
             raise Refusal(504, str(error), "upstream_timeout") from error
         except UpstreamError as error:
@@ -183,37 +202,9 @@ def create_app(config: ProxyConfig, tracer: Tracer) -> Starlette:
     )
 
 
-async def _while_connected(
-    request: Request, work: Coroutine[Any, Any, UpstreamReply]
-) -> UpstreamReply:
-    """Return the work's result; where the agent goes away, stop it, so that the backend stops too.
-
-    Raises:
-        Refusal: The agent went away.
-    """
-    # Two tasks and no TaskGroup: that would wrap what the work raises into a group.
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_wait_until_disconnected(request))
-    both = {working, leaving}
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise Refusal(499, "the agent closed the connection before the answer", "client_closed")
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.wait(both)
-
-
-async def _wait_until_disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _health(request: Request) -> Response:
     del request
-    return _json_response({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
@@ -222,7 +213,7 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
         f"{request.method} {request.url.path} is not served here; the base URL of a client is "
         "/rollout/{rollout_id}/attempt/{attempt_id}/v1 and the call POST /chat/completions"
     )
-    return _error_response(Refusal(status, message, "unknown_path"))
+    return error_response(Refusal(status, message, "unknown_path"))
 
 
 def _parse_answer(reply: UpstreamReply) -> capture.JsonObject:
@@ -238,21 +229,10 @@ def _parse_answer(reply: UpstreamReply) -> capture.JsonObject:
     return answer
 
 
-def _fail(span: Span, reason: str) -> None:
-    span.set_status(Status(StatusCode.ERROR, reason))
-
-
 def _passed_through(reply: UpstreamReply) -> Response:
-    headers = {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}
     media_type = reply.headers.get("content-type", "application/json")
-    return Response(reply.content, reply.status, headers, media_type)
+    return Response(reply.content, reply.status, _passed_headers(reply), media_type)
 
 
-def _json_response(content: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
-
-
-def _error_response(refusal: Refusal) -> Response:
-    error_type = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    error = {"message": refusal.message, "type": error_type, "code": refusal.code}
-    return _json_response({"error": error}, refusal.status)
+def _passed_headers(reply: UpstreamReply | UpstreamStream) -> dict[str, str]:
+    return {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from agl_core import semconv
-from agl_core.llm_proxy.upstream import UpstreamReply
+from agl_core.llm_proxy.upstream import UpstreamReply, UpstreamStream
 from agl_core.types.training import PolicyRef
 
 JsonObject = dict[str, Any]
@@ -34,16 +34,22 @@ def find_unsupported(body: JsonObject) -> str | None:
     """Return what the proxy cannot serve about a request yet, or None."""
     if not isinstance(body.get("messages"), list):
         return "the request has no list of messages"
-    if body.get("stream"):
-        return "streaming is not supported yet; send the request without stream"
+    if not isinstance(body.get("stream_options") or {}, dict):
+        return "stream_options is not a JSON object"
     if body.get("n") not in (None, 1):
         return f"n={body['n']} is not supported yet; send one request for each choice"
     return None
 
 
 def add_recording(body: JsonObject, seed: int) -> JsonObject:
-    """Return the request with token ids and log-probs asked for, and a seed if it has none."""
+    """Return the request with token ids and log-probs asked for, and a seed if it has none.
+
+    A stream is asked for its usage too.
+    """
     asked = {**body, "logprobs": True, "return_token_ids": True}
+    options = body.get("stream_options") or {}
+    if body.get("stream") and isinstance(options, dict):
+        asked["stream_options"] = {**options, "include_usage": True}
     if asked.get("seed") is None:
         asked["seed"] = seed
     return asked
@@ -87,7 +93,9 @@ def response_attributes(answer: JsonObject, headers: Mapping[str, str]) -> dict[
     )
 
 
-def find_other_policy(policy: PolicyRef, body: JsonObject, reply: UpstreamReply) -> str | None:
+def find_other_policy(
+    policy: PolicyRef, body: JsonObject, reply: UpstreamReply | UpstreamStream
+) -> str | None:
     """Return why an answer does not come from the policy that it should, or None.
 
     The model server may have been given other weights meanwhile, by another run that shares it.

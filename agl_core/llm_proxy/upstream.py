@@ -7,14 +7,17 @@ it is. A plain 500 is not retried: the server says that it failed on this reques
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, TypeVar, cast
 
 import httpx
 import tenacity
 
 from agl_core.errors import UpstreamError
-from agl_core.utils.connections import Connections
+from agl_core.utils.connections import Connections, OpenResponse
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,50 @@ class UpstreamReply:
     status: int
     headers: httpx.Headers
     content: bytes
+
+
+class UpstreamStream:
+    """An event stream that the model server answers with (status 200), from its first bytes on.
+
+    Whoever gets it closes it. Iteration gives its bytes as they arrive.
+
+    Args:
+        opened: The answer.
+        chunks: Its bytes after the first ones.
+        first: Its first bytes.
+        deadline: When the whole must have ended, in the event loop's time.
+    """
+
+    status = 200
+
+    def __init__(
+        self, opened: OpenResponse, chunks: AsyncGenerator[bytes], first: bytes, deadline: float
+    ) -> None:
+        self.headers = opened.response.headers
+        self.deadline = deadline
+        self._opened = opened
+        self._chunks = chunks
+        self._first = first
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        """Give the bytes.
+
+        Raises:
+            UpstreamError: The connection broke.
+        """
+        yield self._first
+        try:
+            async for chunk in self._chunks:
+                yield chunk
+        except httpx.TransportError as error:
+            raise UpstreamError(
+                f"the model server's stream broke off: {type(error).__name__}: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        """Stop reading; the model server sees its connection close if it still writes."""
+        await self._chunks.aclose()
+        await self._opened.close()
 
 
 class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like TimeoutError's relatives in httpx
@@ -77,6 +124,28 @@ class Upstream:
             UpstreamTimeout: No answer before the deadline.
             UpstreamError: No connection, or it broke, in every try.
         """
+        return await self._with_retries(self._post_once, path, content)
+
+    async def post_streamed(self, path: str, content: bytes) -> UpstreamStream | UpstreamReply:
+        """Send a JSON request that asks for a stream, and return it once it has begun.
+
+        An answer that is no event stream is read to its end. The deadline is for all of a stream;
+        whoever reads it keeps to it.
+
+        Args:
+            path: Below the base URL, with its leading slash.
+            content: The request body.
+
+        Raises:
+            UpstreamTimeout: Nothing came before the deadline.
+            UpstreamError: No connection, or it broke, in every try.
+        """
+        return await self._with_retries(self._open_once, path, content)
+
+    async def _with_retries(
+        self, once: Callable[[str, bytes, float], Awaitable[T]], path: str, content: bytes
+    ) -> T:
+        """Call a function with URL, content and deadline until its answer is to be handed on."""
         tries = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(httpx.TransportError)
             | tenacity.retry_if_result(lambda reply: reply.status in RETRIABLE_STATUS),
@@ -86,9 +155,10 @@ class Upstream:
             before_sleep=_log_retry,
             retry_error_callback=_last_outcome,
         )
+        deadline = asyncio.get_running_loop().time() + self.deadline_seconds
         try:
-            async with asyncio.timeout(self.deadline_seconds):
-                return await tries(self._post_once, f"{self.base_url}{path}", content)
+            async with asyncio.timeout_at(deadline):
+                return await tries(once, f"{self.base_url}{path}", content, deadline)
         except TimeoutError as error:
             raise UpstreamTimeout(
                 f"the model server did not answer within {self.deadline_seconds:g} s"
@@ -98,15 +168,36 @@ class Upstream:
                 f"cannot reach the model server: {type(error).__name__}: {error}"
             ) from error
 
-    async def _post_once(self, url: str, content: bytes) -> UpstreamReply:
-        request = httpx.Request(
-            "POST", url, headers=self._headers, content=content, extensions={"timeout": _TIMEOUT}
-        )
-        response = await self._connections.send(request)
+    async def _post_once(self, url: str, content: bytes, deadline: float) -> UpstreamReply:
+        del deadline
+        response = await self._connections.send(self._request(url, content))
         return UpstreamReply(response.status_code, response.headers, response.content)
 
+    async def _open_once(
+        self, url: str, content: bytes, deadline: float
+    ) -> UpstreamStream | UpstreamReply:
+        opened = await self._connections.open(self._request(url, content))
+        response, is_handed_on = opened.response, False
+        try:
+            is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+            if response.status_code != 200 or not is_stream:
+                content = await response.aread()
+                return UpstreamReply(response.status_code, response.headers, content)
+            chunks = cast("AsyncGenerator[bytes]", response.aiter_bytes())
+            first = await anext(chunks, b"")
+            is_handed_on = True
+            return UpstreamStream(opened, chunks, first, deadline)
+        finally:
+            if not is_handed_on:
+                await opened.close()
 
-def _last_outcome(state: tenacity.RetryCallState) -> UpstreamReply:
+    def _request(self, url: str, content: bytes) -> httpx.Request:
+        return httpx.Request(
+            "POST", url, headers=self._headers, content=content, extensions={"timeout": _TIMEOUT}
+        )
+
+
+def _last_outcome(state: tenacity.RetryCallState) -> Any:
     """Return the last reply, or raise the last error."""
     assert state.outcome is not None
     return state.outcome.result()

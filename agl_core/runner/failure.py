@@ -73,7 +73,14 @@ def _is_infrastructure(error: BaseException) -> bool:
             return True
         if cls.__name__ == _STATUS_CLASSES.get(package):
             return _is_retriable_status(error)
-    return False
+    return _is_broken_stream(error)
+
+
+def _is_broken_stream(error: BaseException) -> bool:
+    """Say whether openai raised this for an error event of the server, as the proxy sends it."""
+    cls = type(error)
+    is_event = cls.__name__ == "APIError" and cls.__module__.partition(".")[0] == "openai"
+    return is_event and getattr(error, "type", None) == "server_error"
 
 
 def _is_retriable_status(error: BaseException) -> bool:

@@ -66,10 +66,15 @@ class ChatRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _normalise(cls, value: Any) -> Any:
-        """Read a null as an absent field, and one stop text as a list of one."""
+        """Read a null as an absent field, and one stop text as a list of one.
+
+        A stream is refused first: it brings fields that would hide the reason.
+        """
         if not isinstance(value, dict):
             return value
         fields = {key: item for key, item in value.items() if item is not None}
+        if fields.get("stream"):
+            raise ValueError("stream: the embedded engine does not stream; send it without stream")
         if isinstance(fields.get("stop"), str):
             fields["stop"] = [fields["stop"]]
         return fields

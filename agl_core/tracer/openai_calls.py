@@ -23,6 +23,7 @@ from opentelemetry.trace import Span
 from agl_core import semconv
 from agl_core.llm_proxy.capture import JsonObject, check_answer, request_attributes
 from agl_core.llm_proxy.capture import response_attributes as answer_attributes
+from agl_core.llm_proxy.stream import StreamedAnswer
 from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.tracer.attributes import describe_exception, to_plain
 from agl_core.tracer.current import get_current_attempt
@@ -200,7 +201,7 @@ class _CallRecorder:
         def passed_on() -> Generator[Any]:
             try:
                 for chunk in chunks:
-                    gathered.add(chunk)
+                    _add_chunk(gathered, chunk)
                     yield chunk
             except Exception as error:
                 self.fail(error)
@@ -220,7 +221,7 @@ class _CallRecorder:
         async def passed_on() -> AsyncGenerator[Any]:
             try:
                 async for chunk in chunks:
-                    gathered.add(chunk)
+                    _add_chunk(gathered, chunk)
                     yield chunk
             except Exception as error:
                 self.fail(error)
@@ -234,9 +235,9 @@ class _CallRecorder:
 
         stream._iterator, stream.close = passed_on(), closed
 
-    def _gather(self) -> "_StreamedAnswer":
+    def _gather(self) -> StreamedAnswer:
         """Return what gathers a stream; one that is left half-read ends with its attempt."""
-        gathered = _StreamedAnswer()
+        gathered = StreamedAnswer()
         if self._trace is not None:
             self._trace.before_close(lambda: self._end(gathered.answer()))
         return gathered
@@ -254,47 +255,12 @@ class _CallRecorder:
         self._span.end()
 
 
-class _StreamedAnswer:
-    """Puts the chunks of a stream together, with the token ids that openai's own helper loses."""
-
-    def __init__(self) -> None:
-        from openai.lib.streaming.chat import ChatCompletionStreamState
-
-        self._state = ChatCompletionStreamState()
-        self._num_chunks = 0
-        self._prompt_token_ids: list[int] | None = None
-        self._token_ids: list[int] = []
-        self._is_broken = False
-        """Whether a chunk could not be taken."""
-        self._has_finished = False
-        """Whether the first choice said why it ended."""
-
-    def add(self, chunk: Any) -> None:
-        """Take one chunk."""
-        if self._is_broken:
-            return
-        try:
-            self._state.handle_chunk(chunk)
-            self._num_chunks += 1
-            extra = chunk.model_extra or {}
-            self._prompt_token_ids = extra.get("prompt_token_ids") or self._prompt_token_ids
-            for choice in chunk.choices:
-                if choice.index == 0:
-                    self._token_ids += (choice.model_extra or {}).get("token_ids") or []
-                    self._has_finished |= choice.finish_reason is not None
-        except Exception:
-            self._is_broken = True
-            logger.warning("chunk of a model call not recorded, nor its tokens", exc_info=True)
-
-    def answer(self) -> JsonObject | None:
-        """Return the chat completion so far; None where no chunk came."""
-        if not self._num_chunks:
-            return None
-        snapshot = self._state.current_completion_snapshot
-        answer = to_plain(snapshot, with_defaults=False)
-        is_complete = self._has_finished and not self._is_broken
-        answer["prompt_token_ids"] = self._prompt_token_ids if is_complete else None
-        for choice in answer["choices"][:1]:
-            choice["token_ids"] = (self._token_ids or None) if is_complete else None
-            choice["logprobs"] = choice.get("logprobs") if is_complete else None
-        return answer
+def _add_chunk(gathered: StreamedAnswer, chunk: Any) -> None:
+    """Take one chunk of a stream; never fail the agent for it."""
+    was_whole = gathered.defect is None
+    try:
+        gathered.add(to_plain(chunk, with_defaults=False))
+    except Exception as error:  # noqa: BLE001 - the agent's stream goes on
+        gathered.spoil(describe_exception(error))
+    if was_whole and gathered.defect:
+        logger.warning("chunk of a model call not recorded, nor its tokens: %s", gathered.defect)

@@ -177,7 +177,7 @@ class OtelTracer(Tracer):
                 semconv.CALL_INDEX: index,
             },
         )
-        return ModelCall(span, index)
+        return ModelCall(span, index, trace.before_close)
 
     def find_open(self, rollout_id: str, attempt_id: str) -> AttemptTrace | None:
         """Return the open attempt with these ids, or None."""

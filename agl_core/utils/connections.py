@@ -1,8 +1,25 @@
 """HTTP connections to one server, each used by one request at a time."""
 
 import ssl
+from dataclasses import dataclass
 
 import httpx
+
+
+@dataclass(frozen=True, slots=True)
+class OpenResponse:
+    """An answer whose body is still to be read, and the connection that it comes on."""
+
+    response: httpx.Response
+    _connection: httpx.AsyncHTTPTransport
+    _idle: list[httpx.AsyncHTTPTransport]
+
+    async def close(self) -> None:
+        """Give the connection back, or close it where the body was not read to its end."""
+        if self.response.is_closed:
+            self._idle.append(self._connection)
+            return
+        await self._connection.aclose()
 
 
 class Connections:
@@ -28,15 +45,26 @@ class Connections:
         Raises:
             httpx.RequestError: No connection, it broke, or the answer cannot be decoded.
         """
+        opened = await self.open(request)
+        try:
+            await opened.response.aread()
+        finally:
+            await opened.close()
+        return opened.response
+
+    async def open(self, request: httpx.Request) -> "OpenResponse":
+        """Send a request and return the answer's beginning; the caller reads and closes it.
+
+        Raises:
+            httpx.TransportError: No connection, or it broke.
+        """
         connection = self._idle.pop() if self._idle else self._connect()
         try:
             response = await connection.handle_async_request(request)
-            await response.aread()
         except BaseException:
             await connection.aclose()
             raise
-        self._idle.append(connection)
-        return response
+        return OpenResponse(response, connection, self._idle)
 
     async def close(self) -> None:
         """Close those that no request uses."""

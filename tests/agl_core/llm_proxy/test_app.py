@@ -144,7 +144,7 @@ def test_missing_logprob_is_marked():
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [({"stream": True}, "streaming is not supported yet"), ({"n": 3}, "n=3")],
+    [({"stream": True, "stream_options": 1}, "stream_options"), ({"n": 3, "stream": True}, "n=3")],
 )
 def test_what_is_not_served_yet_is_refused_and_recorded(body, words):
     with running() as setup:

@@ -23,6 +23,14 @@ def test_recording_is_asked_for_and_the_agents_request_stays_as_it_is():
     assert capture.add_recording({**body, "seed": 0}, 11)["seed"] == 0
 
 
+def test_a_stream_is_asked_for_its_usage():
+    body = {"messages": [], "stream": True, "stream_options": {"other": 1}}
+    asked = capture.add_recording(body, 11)
+    assert asked["stream_options"] == {"other": 1, "include_usage": True}
+    assert body["stream_options"] == {"other": 1}
+    assert "stream_options" not in capture.add_recording({"messages": []}, 11)
+
+
 def test_seed_depends_on_run_rollout_and_call():
     seed = capture.call_seed("ro-1", 0)
     assert seed == capture.call_seed("ro-1", 0)
@@ -74,7 +82,7 @@ def test_agent_sees_only_what_it_asked_for():
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"messages": [], "stream": True}, "streaming is not supported yet"),
+        ({"messages": [], "stream": True, "stream_options": "usage"}, "stream_options"),
         ({"messages": [], "n": 2}, "n=2"),
         ({}, "no list of messages"),
     ],

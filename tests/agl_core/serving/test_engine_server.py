@@ -97,7 +97,7 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
     [
         ({"top_p": 0.9}, "top_p"),
         ({"top_k": 5}, "top_k"),
-        ({"stream": True}, "stream"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "does not stream"),
         ({"tools": []}, "tools"),
         ({"min_p": 0.1}, "min_p"),
         ({"presence_penalty": 0.5}, "presence_penalty"),

@@ -1,0 +1,68 @@
+"""Answers of the proxy itself, and what ends a call without an answer."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from opentelemetry.trace import Span, Status, StatusCode
+from starlette.responses import Response
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, raised to leave the handler
+    """The proxy answers a call itself, with an error."""
+
+    def __init__(self, status: int = 500, message: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """Return the error in OpenAI's shape."""
+        error_type = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": str(self), "type": error_type, "code": self.code}}
+
+
+def fail(span: Span, reason: str) -> None:
+    """Mark a span as failed."""
+    span.set_status(Status(StatusCode.ERROR, reason))
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Return an answer of JSON."""
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def error_response(refusal: Refusal) -> Response:
+    """Return a refusal as an answer."""
+    return json_response(refusal.body(), refusal.status)
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the work's result; where the agent goes away, stop it, so that the backend stops too.
+
+    Raises:
+        Refusal: The agent went away.
+    """
+    # Two tasks and no TaskGroup: that would wrap what the work raises into a group.
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_wait_until_disconnected(receive))
+    both = {working, leaving}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Refusal(499, "the agent closed the connection before the answer", "client_closed")
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.wait(both)
+
+
+async def _wait_until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

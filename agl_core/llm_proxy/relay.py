@@ -1,0 +1,165 @@
+"""Passes a stream on to the agent, event by event, and records its call.
+
+    bytes of the model server -> events -> without what the agent did not ask for -> agent
+                                       +-> `StreamedAnswer` -> span
+
+An event leaves before the next one is read. The span ends before the agent gets `[DONE]`, so that
+it belongs to the attempt even if that ends at once. Where the stream breaks off, the agent gets an
+error event in OpenAI's shape, which its clients raise; the span has the reason and no token ids.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from agl_core.errors import UpstreamError
+from agl_core.llm_proxy import capture
+from agl_core.llm_proxy.refusal import Refusal, fail, while_connected
+from agl_core.llm_proxy.stream import (
+    DONE,
+    EventSplitter,
+    StreamedAnswer,
+    StreamEvent,
+    find_hole,
+    visible_event,
+)
+from agl_core.llm_proxy.upstream import UpstreamStream
+from agl_core.tracer.base import ModelCall
+
+_FAREWELL_SECONDS = 5.0
+"""How long an agent that reads nothing is waited for after the deadline."""
+
+
+class StreamedResponse(Response):
+    """The answer to a call that asked for a stream.
+
+    Args:
+        stream: What the model server sends; closed at the end.
+        body: The request as the agent sent it.
+        call: Its span is ended here, when the answer is complete.
+        headers: Of the model server's, to pass on.
+    """
+
+    def __init__(
+        self,
+        stream: UpstreamStream,
+        body: capture.JsonObject,
+        call: ModelCall,
+        headers: Mapping[str, str],
+    ) -> None:
+        media_type = stream.headers["content-type"]
+        super().__init__(headers={**headers, "content-type": media_type})
+        del self.headers["content-length"]
+        self._stream = stream
+        self._body = body
+        self._span = call.span
+        self._splitter = EventSplitter()
+        self._answer = StreamedAnswer()
+        self._has_ended = False
+        """Whether the call is recorded."""
+        self._lock = threading.Lock()
+        # An agent that left the stream may end its attempt before the proxy sees it leave.
+        call.before_close(lambda: self._leave("the attempt ended before the stream"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the stream on."""
+        del scope
+        try:
+            await while_connected(receive, self._relay(send))
+        except Refusal as refusal:
+            self._leave(refusal.message)
+        except BaseException as error:
+            self._end(f"the call was interrupted: {type(error).__name__}")
+            raise
+        finally:
+            await self._stream.close()
+
+    async def _relay(self, send: Send) -> None:
+        """Send everything, and an error event where the stream breaks off."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with asyncio.timeout_at(self._stream.deadline):
+                async for content in self._stream:
+                    await self._send(send, b"".join(map(self._take, self._splitter.add(content))))
+            failure = self._find_end()
+        except UpstreamError as error:
+            failure = Refusal(502, str(error), "stream_broken")
+        except TimeoutError:
+            failure = Refusal(504, "the stream did not end before the deadline", "upstream_timeout")
+        if failure is None or self._has_ended:
+            last = self._splitter.rest()
+        else:
+            self._end(failure.message)
+            last = b"data: " + orjson.dumps(failure.body()) + b"\n\n"
+        async with asyncio.timeout(_FAREWELL_SECONDS):
+            await self._send(send, last, is_last=True)
+
+    async def _send(self, send: Send, content: bytes, *, is_last: bool = False) -> None:
+        if content or is_last:
+            await send({"type": "http.response.body", "body": content, "more_body": not is_last})
+
+    def _take(self, event: StreamEvent) -> bytes:
+        """Record one event and return what the agent gets of it."""
+        data = event.data()
+        if not data:
+            return event.raw
+        if data == DONE:
+            self._end(None)
+            return event.raw
+        try:
+            chunk: Any = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            self._answer.spoil(f"a chunk is not JSON: {error}")
+            return event.raw
+        self._answer.add(chunk)
+        return visible_event(event, chunk, self._body)
+
+    def _find_end(self) -> Refusal | None:
+        """End the span after the last byte; return what the agent must be told."""
+        if not self._answer.has_finished:
+            return Refusal(502, "the stream ended before the answer did", "stream_broken")
+        self._end("the stream ended without [DONE]")
+        return None
+
+    def _leave(self, reason: str) -> None:
+        """End the span where the agent left: maybe satisfied with a finished answer."""
+        self._end(None if self._answer.has_finished else reason)
+
+    def _end(self, reason: str | None) -> None:
+        """Record the answer and end the span; once.
+
+        Args:
+            reason: Why the stream is not whole; None where it came to its end.
+        """
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+        try:
+            self._record(reason)
+        finally:
+            self._span.end()
+
+    def _record(self, reason: str | None) -> None:
+        """Write the answer into the span."""
+        if reason is None and not self._answer.has_finished:
+            reason = "the stream ended without a finish reason"
+        if reason is not None:
+            self._answer.spoil(reason)
+        recorded = self._recorded()
+        if hole := find_hole(recorded):
+            self._answer.spoil(hole)
+            recorded = self._recorded()
+        self._span.set_attributes(recorded)
+        if defect := self._answer.defect or capture.find_defect(recorded):
+            fail(self._span, defect)
+
+    def _recorded(self) -> dict[str, Any]:
+        """Return the span attributes of the answer so far."""
+        answer = self._answer.answer()
+        return capture.response_attributes(answer, self._stream.headers) if answer else {}
