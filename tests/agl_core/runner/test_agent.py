@@ -218,6 +218,45 @@ async def test_an_exit_of_the_agent_is_its_error_and_the_runner_goes_on(
     assert good.status == "succeeded"
 
 
+class Stop(BaseException):
+    """What a library may raise to be caught by itself alone."""
+
+
+OWN = [Stop("lib"), GeneratorExit(), BaseExceptionGroup("both", [Stop(), ValueError()])]
+
+
+@pytest.mark.parametrize("error", [*OWN, KeyboardInterrupt()], ids=repr)
+async def test_any_exception_of_a_sync_agent_is_its_error_and_is_retried(
+    store, start_runner, error
+):
+    def agent(task, llm, rollout):
+        if rollout.attempt.sequence_id == 1:
+            raise error
+        return 1.0
+
+    config = {"max_attempts": 2, "retry_condition": ["failed"]}
+    (last,) = await run_queue(store, start_runner, agent, 0, config=config, max_rollouts=2)
+    assert last.status == "succeeded"
+    first = (await store.query_attempts(last.rollout_id))[0]
+    assert (first.status, first.failure_kind) == ("failed", FailureKind.AGENT_ERROR)
+    assert type(error).__name__ in first.failure_message
+
+
+@pytest.mark.parametrize("error", OWN, ids=repr)
+async def test_any_exception_of_an_async_agent_is_its_error_and_the_runner_goes_on(
+    store, start_runner, error
+):
+    async def agent(task, llm):
+        if not task:
+            raise error
+        return 1.0
+
+    bad, good = await run_queue(store, start_runner, agent, 0, 1)
+    assert (bad.status, bad.failure_kind) == ("failed", FailureKind.AGENT_ERROR)
+    assert type(error).__name__ in bad.failure_message
+    assert good.status == "succeeded"
+
+
 async def test_an_error_of_the_network_is_told_apart(store, start_runner):
     def agent(task, llm):
         raise ConnectionError("no route")
@@ -376,10 +415,10 @@ async def test_a_runner_that_is_cancelled_says_so_and_never_success(store, start
     assert len(await store.query_spans(queued.rollout_id)) == 2
 
 
-def test_an_interrupt_of_the_agent_ends_the_run_and_is_no_success(tmp_path):
+def test_an_interrupt_in_the_event_loop_ends_the_run_and_is_no_success(tmp_path):
     store = InMemoryLightningStore()
 
-    def agent(task, llm):
+    async def agent(task, llm):
         raise KeyboardInterrupt
 
     async def work():
