@@ -153,11 +153,16 @@ class StoredAttempts:
         return [span for span in self.tracer.get_last_trace() if span.attempt_id == attempt_id]
 
     async def _end(
-        self, rollout: AttemptedRollout, ending: Ending, numbers: Mapping[str, Any]
+        self,
+        rollout: AttemptedRollout,
+        ending: Ending,
+        numbers: Mapping[str, Any],
+        *,
+        status: AttemptStatus | None = None,
     ) -> None:
         """End the attempt in the store, where it may have ended already."""
         succeeded = ending.kind is FailureKind.SUCCEEDED
-        status = _STATUSES.get(ending.kind, "failed")
+        status = status or _STATUSES.get(ending.kind, "failed")
         metadata = {**(rollout.attempt.metadata or {}), **numbers}
         attempt = await self.store.update_attempt(
             rollout.rollout_id,
@@ -181,6 +186,8 @@ class StoredAttempts:
     ) -> None:
         """End an attempt whose runner is stopped, also if it is told to stop once more meanwhile;
         what stops it goes on in any case.
+
+        It ends as that of a killed runner does, so that it is retried where the config says so.
         """
         task.cancel()
         message = f"the runner was stopped: {describe_exception(error)}"
@@ -198,7 +205,8 @@ class StoredAttempts:
         if not task.cancelled():
             task.exception()  # seen
         try:
-            await self._end(rollout, Ending(FailureKind.CANCELLED, message), {})
+            ending = Ending(FailureKind.INFRA_ERROR, message)
+            await self._end(rollout, ending, {}, status="unresponsive")
         except Exception:
             logger.exception("the end of the attempt is not recorded: %s", rollout.rollout_id)
 

@@ -410,9 +410,46 @@ async def test_a_runner_that_is_cancelled_says_so_and_never_success(store, start
     with pytest.raises(asyncio.CancelledError):
         await work
     attempt = await latest(store, queued.rollout_id)
-    assert (attempt.status, attempt.failure_kind) == ("cancelled", FailureKind.CANCELLED)
+    assert (attempt.status, attempt.failure_kind) == ("unresponsive", FailureKind.INFRA_ERROR)
+    assert (await store.get_rollout_by_id(queued.rollout_id)).status == "failed"
     assert "the runner was stopped" in attempt.failure_message
     assert len(await store.query_spans(queued.rollout_id)) == 2
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_rollout_of_a_stopped_runner_goes_to_another_one_where_the_config_says_so(
+    store, start_runner, kind
+):
+    entered, release = threading.Event(), threading.Event()
+
+    async def hangs(task, llm, rollout):
+        if rollout.attempt.sequence_id == 1:
+            entered.set()
+            await asyncio.sleep(60)
+        return 1.0
+
+    def hangs_sync(task, llm, rollout):
+        if rollout.attempt.sequence_id == 1:
+            entered.set()
+            release.wait(30)
+            emit_annotation({"late": True})
+        return 1.0
+
+    await store.add_resources(RESOURCES)
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+    queued = await store.enqueue_rollout("t", config=config)
+    agent = hangs if kind == "async" else hangs_sync
+    work = asyncio.create_task(start_runner(agent).iter())
+    await asyncio.to_thread(entered.wait, 10)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    release.set()
+    await asyncio.sleep(0.2)
+    assert (await store.get_rollout_by_id(queued.rollout_id)).status == "requeuing"
+    await asyncio.wait_for(start_runner(agent, max_rollouts=1, worker_id=1).iter(), 20)
+    finished = await store.get_rollout_by_id(queued.rollout_id)
+    assert (finished.status, finished.attempt.sequence_id) == ("succeeded", 2)
 
 
 def test_an_interrupt_in_the_event_loop_ends_the_run_and_is_no_success(tmp_path):
@@ -436,7 +473,7 @@ def test_an_interrupt_in_the_event_loop_ends_the_run_and_is_no_success(tmp_path)
         return await latest(store, found.rollout_id)
 
     attempt = asyncio.run(look())
-    assert (attempt.status, attempt.failure_kind) == ("cancelled", FailureKind.CANCELLED)
+    assert (attempt.status, attempt.failure_kind) == ("unresponsive", FailureKind.INFRA_ERROR)
 
 
 # step.
@@ -623,7 +660,7 @@ async def test_a_store_that_gives_no_rollouts_ends_the_runner_and_what_it_runs(
     queued = await store.enqueue_rollout("t")
     with pytest.raises(StoreError, match="no such worker"):
         await asyncio.wait_for(start_runner(agent, concurrency=2).iter(), 10)
-    assert (await latest(store, queued.rollout_id)).status == "cancelled"
+    assert (await latest(store, queued.rollout_id)).status == "unresponsive"
 
 
 async def test_an_end_that_cannot_be_recorded_does_not_end_the_runner(
