@@ -2,8 +2,8 @@
 
 A lease is renewed at least every 10 s, more often where the heartbeats are, or where a rollout's
 `unresponsive_seconds` is short. The answer names the attempts that have to stop (cancelled, timed
-out, given to another worker); their agents are told at once. Snapshots go out with the heartbeats, one
-at a time, and delay no renewal; an interval of 0 or less switches them off, not the leases.
+out, given to another worker); their agents are told at once. Snapshots go out with the heartbeats,
+one at a time, and delay no renewal; an interval of 0 or less switches them off, not the leases.
 """
 
 import asyncio
