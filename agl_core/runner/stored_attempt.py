@@ -14,10 +14,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from agl_core.emitter.reward import emit_reward, find_final_reward
+from agl_core.emitter.reward import emit_reward, final_reward, find_final_reward
 from agl_core.errors import ConfigError, StoreError
 from agl_core.litagent.litagent import LitAgent
 from agl_core.runner.base import EVENT_POLL_SECONDS, StopEvent
@@ -108,7 +108,10 @@ class StoredAttempts:
                 leaks=self.leaks,
             )
             spans = await self._spans_of(result)
-            return result.ending, diagnose(result, spans)
+            ending = result.ending
+            if ending.kind is FailureKind.SUCCEEDED:  # readers of the store see its order
+                ending = replace(ending, reward=final_reward(None, spans))
+            return ending, diagnose(replace(result, ending=ending), spans)
         except Exception as error:  # noqa: BLE001 - becomes the end of the attempt
             return _failed(error), {}
         finally:
@@ -130,8 +133,10 @@ class StoredAttempts:
         return update.resources
 
     async def _spans_of(self, result: AttemptResult) -> list[Span]:
-        """Return all spans of the attempt, after storing those that the tracer did not record."""
-        recorded = result.trace.recorded()
+        """Return all spans of the attempt in the store's order, after storing those that the
+        tracer did not record.
+        """
+        recorded = sorted(result.trace.recorded(), key=lambda span: span.sequence_id)
         known = {span.span_id for span in recorded}
         returned = [
             span
@@ -145,7 +150,7 @@ class StoredAttempts:
             )
         if returned:
             await self.store.add_many_spans(returned)
-        return recorded + returned
+        return sorted(recorded + returned, key=lambda span: span.sequence_id)
 
     def _recorded(self, rollout: AttemptedRollout) -> list[Span]:
         """Return what was recorded of an attempt that did not get to its end."""

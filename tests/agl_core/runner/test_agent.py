@@ -133,6 +133,25 @@ async def test_returned_spans_of_the_attempt_are_kept(store, start_runner):
     assert (await store.query_spans(attempt.rollout_id))[-1].name == "mine"
 
 
+@pytest.mark.parametrize(("number", "reward"), [(0, 0.25), (50, 0.75)])
+async def test_the_reward_of_an_attempt_is_the_last_one_in_the_order_of_the_store(
+    store, start_runner, number, reward
+):
+    def agent(task, llm, rollout):
+        emit_reward(0.25)
+        span = Span.from_core_fields(
+            emit_reward(0.75, propagate=False),
+            rollout_id=rollout.rollout_id,
+            attempt_id=rollout.attempt.attempt_id,
+            sequence_id=number,
+        )
+        return [span]
+
+    (attempt,) = await run_queue(store, start_runner, agent, "t")
+    spans = await store.query_spans(attempt.rollout_id)
+    assert find_final_reward(spans) == attempt.metadata["reward"] == reward
+
+
 async def test_returned_spans_of_another_attempt_are_an_agent_error(store, start_runner):
     other = Span.from_attributes(name="x", attributes={}, rollout_id="ro-2", attempt_id="at-2")
     (attempt,) = await run_queue(store, start_runner, lambda task, llm: [other], "t")
