@@ -74,12 +74,12 @@ def _named_rewards(
                 raise ValueError(f"reward {name!r} is {value!r}, not a number")
         names = [primary_key, *(name for name in reward if name != primary_key)]
         return [(name, check_reward(reward[name])) for name in names]
-    reward = unboxed(reward)
-    if not isinstance(reward, Real):
+    number: Any = unboxed(reward)
+    if not isinstance(number, Real):
         raise TypeError(f"a reward is a number or a dict of numbers, got {type(reward).__name__}")
     if primary_key is not None:
         raise ValueError(f"primary_key {primary_key!r} needs a dict of rewards, got a number")
-    return [(DEFAULT_REWARD_NAME, check_reward(reward))]
+    return [(DEFAULT_REWARD_NAME, check_reward(number))]
 
 
 def unboxed(value: Any) -> Any:
@@ -88,7 +88,7 @@ def unboxed(value: Any) -> Any:
     return value.item() if is_box else value
 
 
-def check_reward(reward: float) -> float:
+def check_reward(reward: float | Real) -> float:
     """Return the reward as a float.
 
     Raises:
@@ -100,12 +100,12 @@ def check_reward(reward: float) -> float:
     return value
 
 
-def to_float(number: float) -> float:
+def to_float(number: float | Real) -> float:
     """Return a number as a float; one that is too large is infinite."""
     try:
         return float(number)
     except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        return -math.inf if number < 0 else math.inf
 
 
 def get_reward_value(span: SpanLike) -> float | None:
