@@ -336,6 +336,23 @@ async def test_a_hung_sync_agent_times_out_and_its_thread_is_counted(store, star
     release.set()
 
 
+async def test_a_runner_with_too_many_hung_threads_takes_no_more_rollouts(store, start_runner):
+    release = threading.Event()
+
+    def agent(task, llm):
+        release.wait(30)
+
+    await store.add_resources(RESOURCES)
+    config = RolloutConfig(timeout_seconds=0.2)
+    queued = [await store.enqueue_rollout(n, config=config) for n in range(6)]
+    runner = start_runner(agent, max_leaked_threads=2)
+    with pytest.raises(TransientError, match=r"3 agents still run .*max_leaked_threads is 2"):
+        await asyncio.wait_for(runner.iter(), 20)
+    release.set()
+    found = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in queued]
+    assert [rollout.status for rollout in found] == ["failed"] * 3 + ["queuing"] * 3
+
+
 async def test_a_timeout_is_retried_where_the_config_says_so(store, start_runner):
     calls = []
 
@@ -722,6 +739,7 @@ def test_a_runner_that_is_not_set_up_says_what_is_missing():
         {"interval_jitter": -0.1},
         {"heartbeat_launch_mode": "process"},
         {"concurrency": 0},
+        {"max_leaked_threads": -1},
     ],
 )
 def test_a_setting_out_of_its_range_is_refused(setting):
