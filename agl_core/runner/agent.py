@@ -103,11 +103,13 @@ class LitAgentRunner(Runner[T_task]):
 
         Raises:
             TypeError: The agent is no `LitAgent`, or there is an unknown argument.
+            ConfigError: The agent has a sync method that would never run, since it is async.
         """
         if kwargs:
             raise TypeError(f"init() got unknown arguments: {', '.join(kwargs)}")
         if not isinstance(agent, LitAgent):
             raise TypeError(f"not a LitAgent: {agent!r}; is the function decorated with @rollout?")
+        agent.check_methods()
         self._agent = agent
         self._hooks = list(hooks or ())
         if overrides_hooks(agent):
