@@ -38,7 +38,8 @@ def emit_reward(
     """Record a reward in the current attempt and return its span.
 
     Args:
-        reward: One number (anything real, numpy's too, is taken as float), or several by name.
+        reward: One number (anything real is taken as float, an array or tensor without dimensions
+            too), or several by name.
         primary_key: Which of several rewards is the one to train on; required with a dict, refused
             with a number.
         attributes: Further attributes of the span.
@@ -62,6 +63,7 @@ def _named_rewards(
 ) -> list[tuple[str, float]]:
     """Return names and values, the primary reward first."""
     if isinstance(reward, Mapping):
+        reward = {name: unboxed(value) for name, value in reward.items()}
         if primary_key is None or primary_key not in reward:
             names = sorted(map(str, reward))
             raise ValueError(f"primary_key must name one of {names}, got {primary_key!r}")
@@ -72,14 +74,21 @@ def _named_rewards(
                 raise ValueError(f"reward {name!r} is {value!r}, not a number")
         names = [primary_key, *(name for name in reward if name != primary_key)]
         return [(name, check_reward(reward[name])) for name in names]
-    if not isinstance(reward, Real):
+    number: Any = unboxed(reward)
+    if not isinstance(number, Real):
         raise TypeError(f"a reward is a number or a dict of numbers, got {type(reward).__name__}")
     if primary_key is not None:
         raise ValueError(f"primary_key {primary_key!r} needs a dict of rewards, got a number")
-    return [(DEFAULT_REWARD_NAME, check_reward(reward))]
+    return [(DEFAULT_REWARD_NAME, check_reward(number))]
 
 
-def check_reward(reward: float) -> float:
+def unboxed(value: Any) -> Any:
+    """Return the number in an array or tensor without dimensions; anything else as it is."""
+    is_box = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
+    return value.item() if is_box else value
+
+
+def check_reward(reward: float | Real) -> float:
     """Return the reward as a float.
 
     Raises:
@@ -91,12 +100,12 @@ def check_reward(reward: float) -> float:
     return value
 
 
-def to_float(number: float) -> float:
+def to_float(number: float | Real) -> float:
     """Return a number as a float; one that is too large is infinite."""
     try:
         return float(number)
     except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        return -math.inf if number < 0 else math.inf
 
 
 def get_reward_value(span: SpanLike) -> float | None:

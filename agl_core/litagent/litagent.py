@@ -12,6 +12,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from agl_core.errors import ConfigError
 from agl_core.types.core import AttemptedRollout, RolloutMode
 from agl_core.types.resources import NamedResources
 from agl_core.types.tracer import RolloutRawResult
@@ -55,9 +56,27 @@ class LitAgent(Generic[T_task]):
 
     def is_async(self) -> bool:
         """Tell whether a runner awaits the async methods: any of them is overridden."""
-        return any(
-            getattr(type(self), name) is not getattr(LitAgent, name) for name in _ASYNC_METHODS
-        )
+        return any(self._overrides(name) for name in _ASYNC_METHODS)
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(LitAgent, method)
+
+    def check_methods(self) -> None:
+        """Check that no method is overridden in vain.
+
+        Raises:
+            ConfigError: The agent is async, and a sync method for one mode would never run.
+        """
+        if not self.is_async():
+            return
+        for name in ("training_rollout", "validation_rollout"):
+            sync = next((n for n in (name, "rollout") if self._overrides(n)), None)
+            matching = {name: (name,), "rollout": (name, "rollout")}
+            if sync and not any(self._overrides(f"{n}_async") for n in matching[sync]):
+                raise ConfigError(
+                    f"agent {self.name} overrides async methods, so that its {sync} would never "
+                    f"run as {name}; make it {sync}_async, or override only sync methods"
+                )
 
     # Who holds the agent.
 

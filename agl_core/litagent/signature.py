@@ -7,6 +7,7 @@ Sync or async; the first parameter has any name, the others are recognised by th
 parameters need defaults.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
@@ -37,7 +38,7 @@ def is_coroutine_function(function: AgentFunction) -> bool:
 
 
 def check_signature(function: AgentFunction) -> frozenset[str]:
-    """Return which resources and context the function takes.
+    """Return which resources and context the function takes; a partial has those it binds.
 
     Raises:
         SignatureError: It is not a signature of an agent.
@@ -47,7 +48,12 @@ def check_signature(function: AgentFunction) -> frozenset[str]:
     name = name_of(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise SignatureError(f"agent {name} is a generator; an agent returns its reward or None")
-    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:  # many builtins have none
+        raise SignatureError(
+            f"agent {name} has no signature to read; expected {_SIGNATURES}"
+        ) from error
     if not parameters or parameters[0].kind not in _POSITIONAL:
         raise SignatureError(
             f"agent {name} has no first parameter for its task; expected {_SIGNATURES}"
@@ -69,7 +75,8 @@ def check_signature(function: AgentFunction) -> frozenset[str]:
                 f"agent {name} has a parameter {parameter.name!r} that nothing fills; "
                 f"expected {_SIGNATURES}"
             )
-    return wants
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    return wants - bound.keys()
 
 
 def _is_optional(parameter: Parameter) -> bool:

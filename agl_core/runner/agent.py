@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
 
-from agl_core.errors import ConfigError
+from agl_core.errors import ConfigError, TransientError
 from agl_core.litagent.litagent import LitAgent
 from agl_core.runner.base import EVENT_POLL_SECONDS, Runner, StopEvent, is_set
 from agl_core.runner.execution import LeakCounter
@@ -44,6 +44,8 @@ class LitAgentRunner(Runner[T_task]):
             event loop; it needs a thread-safe store.
         heartbeat_include_gpu: Whether reports have the GPUs; needs `nvidia-smi`.
         concurrency: How many rollouts run at once.
+        max_leaked_threads: How many sync agents may run on after their deadline or cancellation
+            before `iter` takes no more rollouts; a thread cannot be killed.
 
     Raises:
         ConfigError: A number is out of its range, the mode is unknown, or there is no `nvidia-smi`.
@@ -59,6 +61,7 @@ class LitAgentRunner(Runner[T_task]):
         heartbeat_launch_mode: LaunchMode = "asyncio",
         heartbeat_include_gpu: bool = False,
         concurrency: int = 1,
+        max_leaked_threads: int = 8,
     ) -> None:
         _check(
             max_rollouts=(max_rollouts is None or max_rollouts >= 0, max_rollouts),
@@ -69,6 +72,7 @@ class LitAgentRunner(Runner[T_task]):
                 heartbeat_launch_mode,
             ),
             concurrency=(concurrency >= 1, concurrency),
+            max_leaked_threads=(max_leaked_threads >= 0, max_leaked_threads),
         )
         if heartbeat_include_gpu:
             check_gpu_snapshot()
@@ -80,6 +84,7 @@ class LitAgentRunner(Runner[T_task]):
         self.heartbeat_launch_mode: LaunchMode = heartbeat_launch_mode
         self.heartbeat_include_gpu = heartbeat_include_gpu
         self.concurrency = concurrency
+        self.max_leaked_threads = max_leaked_threads
         self.leaks = LeakCounter()
         """Agents that run on after their deadline or cancellation."""
         self._agent: LitAgent[T_task] | None = None
@@ -98,11 +103,13 @@ class LitAgentRunner(Runner[T_task]):
 
         Raises:
             TypeError: The agent is no `LitAgent`, or there is an unknown argument.
+            ConfigError: The agent has a sync method that would never run, since it is async.
         """
         if kwargs:
             raise TypeError(f"init() got unknown arguments: {', '.join(kwargs)}")
         if not isinstance(agent, LitAgent):
             raise TypeError(f"not a LitAgent: {agent!r}; is the function decorated with @rollout?")
+        agent.check_methods()
         self._agent = agent
         self._hooks = list(hooks or ())
         if overrides_hooks(agent):
@@ -195,6 +202,8 @@ class LitAgentRunner(Runner[T_task]):
         Raises:
             ValueError: The runner is not set up.
             StoreError: The store refuses to give rollouts; those under way are cancelled.
+            TransientError: More than `max_leaked_threads` agents run on; rollouts under way were
+                finished, and another process has to go on.
         """
         running: set[asyncio.Task[None]] = set()
         async with self._heartbeat() as heartbeat:
@@ -210,9 +219,21 @@ class LitAgentRunner(Runner[T_task]):
     async def _take_rollouts(
         self, running: set[asyncio.Task[None]], heartbeat: Heartbeat, event: StopEvent | None
     ) -> None:
-        """Start rollouts as tasks, as many at once as may run, until there shall be no more."""
+        """Start rollouts as tasks, as many at once as may run, until there shall be no more.
+
+        Raises:
+            TransientError: Too many threads leaked.
+        """
         attempts, queue, num_taken = self._attempts(), self._queue(), 0
         while not is_set(event) and (self.max_rollouts is None or num_taken < self.max_rollouts):
+            if (num_leaked := self.leaks.threads) > self.max_leaked_threads:
+                if running:
+                    await asyncio.wait(running)
+                raise TransientError(
+                    f"{self.get_worker_id()}: {num_leaked} agents still run past the end of their "
+                    f"attempts (max_leaked_threads is {self.max_leaked_threads}); threads cannot "
+                    "be killed, so this runner takes no more rollouts; start it in a new process"
+                )
             if len(running) >= self.concurrency:
                 await asyncio.wait(
                     running, timeout=EVENT_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED

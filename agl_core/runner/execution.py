@@ -73,6 +73,9 @@ async def run_coroutine(
 ) -> Any:
     """Return what the coroutine returns, or raise what it raises.
 
+    A BaseException becomes the cause of a RuntimeError; only KeyboardInterrupt and a cancellation
+    go on.
+
     Raises:
         DeadlineExceeded: It did not end in time; it was cancelled, or leaked if it did not end
             within the grace either.
@@ -86,9 +89,19 @@ async def run_coroutine(
         await _cancel(task, leaks, grace_seconds)
         raise
     if task.done():
-        return task.result()
+        return _result(task)
     await _cancel(task, leaks, grace_seconds)
     raise DeadlineExceeded
+
+
+def _result(task: asyncio.Task[Any]) -> Any:
+    """Return what came of it; a BaseException of its own ends the agent, not its runner."""
+    try:
+        return task.result()
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise _contained(error) from error
 
 
 async def _without_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -99,9 +112,9 @@ async def _without_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
         raise _contained(error) from error
 
 
-def _contained(error: SystemExit | StopIteration) -> RuntimeError:
-    """Return an error in place of one that would not stay in a future: asyncio lets a SystemExit
-    end the event loop, and a future with a StopIteration would never end.
+def _contained(error: BaseException) -> RuntimeError:
+    """Return an error in place of one that means something to who runs the agent: asyncio lets a
+    SystemExit end the event loop, and a future with a StopIteration would never end.
     """
     return RuntimeError(f"the agent raised {type(error).__name__}: {error}".removesuffix(": "))
 
@@ -123,7 +136,9 @@ async def run_in_thread(
 ) -> Any:
     """Return what the call returns in a thread with a copy of this context, or raise its error.
 
-    The thread is a daemon of its own: one that never ends does not block the end of the process.
+    A BaseException, KeyboardInterrupt too (Python interrupts only the main thread), becomes the
+    cause of a RuntimeError. The thread is a daemon of its own: one that never ends does not block
+    the end of the process.
 
     Raises:
         DeadlineExceeded: It did not end in time; its thread is counted as leaked.
@@ -150,11 +165,13 @@ def _resolve(future: Future[Any], context: contextvars.Context, call: Callable[[
     """Call it and let the future have what comes of it."""
     try:
         result = context.run(call)
-    except (StopIteration, SystemExit) as error:
+    except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
+        is_plain = isinstance(error, Exception | asyncio.CancelledError)
+        if is_plain and not isinstance(error, StopIteration):
+            future.set_exception(error)
+            return
         contained = _contained(error)
         contained.__cause__ = error
         future.set_exception(contained)
-    except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
-        future.set_exception(error)
     else:
         future.set_result(result)

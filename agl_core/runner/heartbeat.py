@@ -2,8 +2,8 @@
 
 A lease is renewed at least every 10 s, more often where the heartbeats are, or where a rollout's
 `unresponsive_seconds` is short. The answer names the attempts that have to stop (cancelled, timed
-out, given to another worker); their agents are told at once. Snapshots go out with the heartbeats;
-an interval of 0 or less switches them off, not the leases.
+out, given to another worker); their agents are told at once. Snapshots go out with the heartbeats,
+one at a time, and delay no renewal; an interval of 0 or less switches them off, not the leases.
 """
 
 import asyncio
@@ -125,17 +125,24 @@ class Heartbeat:
     async def _beat(self) -> None:
         renewed = time.monotonic()
         next_snapshot = renewed if self._interval_seconds > 0 else None
-        while not self._stopped.is_set():
-            now = time.monotonic()
-            with self._lock:
-                leases = dict(self._leases)
-            if leases and now - renewed >= _shortest(leases):
-                await self._renew(leases)
-                renewed = now
-            if next_snapshot is not None and now >= next_snapshot:
-                await self._send_snapshot()
-                next_snapshot = now + self._interval()
-            await asyncio.sleep(_TICK_SECONDS)
+        snapshot: asyncio.Task[None] | None = None  # of its own: a slow one delays no renewal
+        try:
+            while not self._stopped.is_set():
+                now = time.monotonic()
+                with self._lock:
+                    leases = dict(self._leases)
+                if leases and now - renewed >= _shortest(leases):
+                    await self._renew(leases)
+                    renewed = now
+                if next_snapshot is not None and now >= next_snapshot:
+                    if snapshot is None or snapshot.done():
+                        snapshot = asyncio.create_task(self._send_snapshot())
+                    next_snapshot = now + self._interval()
+                await asyncio.sleep(_TICK_SECONDS)
+        finally:
+            if snapshot is not None:
+                snapshot.cancel()
+                await asyncio.wait({snapshot}, timeout=_JOIN_SECONDS)
 
     async def _renew(self, leases: dict[str, _Lease]) -> None:
         attempts = [(lease.rollout_id, attempt_id) for attempt_id, lease in leases.items()]

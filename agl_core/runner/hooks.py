@@ -1,5 +1,9 @@
-"""The hooks around one attempt: called in their order, their errors logged and swallowed."""
+"""The hooks around one attempt: called in their order, their errors logged and swallowed.
 
+Their `sys.exit` and a CancelledError of their own too: a hook does not decide about an attempt.
+"""
+
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,13 +49,23 @@ class HookCalls:
                 await getattr(hook, name)(
                     agent=self.agent, runner=self.runner, rollout=self.rollout, **what
                 )
-            except Exception:
+            except (KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise
                 logger.exception(
                     "hook failed: %s.%s rollout=%s",
                     type(hook).__name__,
                     name,
                     self.rollout.rollout_id,
                 )
+
+
+def _is_cancelled() -> bool:
+    """Tell whether someone cancels this task: else a CancelledError is the hook's own."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class AgentHooks(Hook):

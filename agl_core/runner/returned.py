@@ -4,10 +4,12 @@ import inspect
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from agl_core.emitter.reward import to_float, unboxed
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.types.tracer import Span, SpanContext, SpanCoreFields
@@ -29,7 +31,7 @@ class Returned:
 
 
 def read_returned(value: Any) -> Returned:
-    """Return what an agent's return value says.
+    """Return what an agent's return value says; a number is whatever `emit_reward` takes as one.
 
     Raises:
         TypeError: It is neither None, a number, nor a list of spans.
@@ -37,8 +39,9 @@ def read_returned(value: Any) -> Returned:
     """
     if value is None:
         return Returned()
-    if isinstance(value, int | float):
-        return Returned(float(value))
+    number = unboxed(value)
+    if isinstance(number, Real):
+        return Returned(to_float(number))
     if isinstance(value, list | tuple) and all(isinstance(item, _KINDS) for item in value):
         if not value:
             logger.warning("an agent returned an empty list: neither a reward nor spans")

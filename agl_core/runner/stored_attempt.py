@@ -14,10 +14,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from agl_core.emitter.reward import emit_reward, find_final_reward
+from agl_core.emitter.reward import emit_reward, final_reward, find_final_reward
 from agl_core.errors import ConfigError, StoreError
 from agl_core.litagent.litagent import LitAgent
 from agl_core.runner.base import EVENT_POLL_SECONDS, StopEvent
@@ -108,7 +108,10 @@ class StoredAttempts:
                 leaks=self.leaks,
             )
             spans = await self._spans_of(result)
-            return result.ending, diagnose(result, spans)
+            ending = result.ending
+            if ending.kind is FailureKind.SUCCEEDED:  # readers of the store see its order
+                ending = replace(ending, reward=final_reward(None, spans))
+            return ending, diagnose(replace(result, ending=ending), spans)
         except Exception as error:  # noqa: BLE001 - becomes the end of the attempt
             return _failed(error), {}
         finally:
@@ -130,8 +133,10 @@ class StoredAttempts:
         return update.resources
 
     async def _spans_of(self, result: AttemptResult) -> list[Span]:
-        """Return all spans of the attempt, after storing those that the tracer did not record."""
-        recorded = result.trace.recorded()
+        """Return all spans of the attempt in the store's order, after storing those that the
+        tracer did not record.
+        """
+        recorded = sorted(result.trace.recorded(), key=lambda span: span.sequence_id)
         known = {span.span_id for span in recorded}
         returned = [
             span
@@ -145,7 +150,7 @@ class StoredAttempts:
             )
         if returned:
             await self.store.add_many_spans(returned)
-        return recorded + returned
+        return sorted(recorded + returned, key=lambda span: span.sequence_id)
 
     def _recorded(self, rollout: AttemptedRollout) -> list[Span]:
         """Return what was recorded of an attempt that did not get to its end."""
@@ -153,11 +158,16 @@ class StoredAttempts:
         return [span for span in self.tracer.get_last_trace() if span.attempt_id == attempt_id]
 
     async def _end(
-        self, rollout: AttemptedRollout, ending: Ending, numbers: Mapping[str, Any]
+        self,
+        rollout: AttemptedRollout,
+        ending: Ending,
+        numbers: Mapping[str, Any],
+        *,
+        status: AttemptStatus | None = None,
     ) -> None:
         """End the attempt in the store, where it may have ended already."""
         succeeded = ending.kind is FailureKind.SUCCEEDED
-        status = _STATUSES.get(ending.kind, "failed")
+        status = status or _STATUSES.get(ending.kind, "failed")
         metadata = {**(rollout.attempt.metadata or {}), **numbers}
         attempt = await self.store.update_attempt(
             rollout.rollout_id,
@@ -181,6 +191,8 @@ class StoredAttempts:
     ) -> None:
         """End an attempt whose runner is stopped, also if it is told to stop once more meanwhile;
         what stops it goes on in any case.
+
+        It ends as that of a killed runner does, so that it is retried where the config says so.
         """
         task.cancel()
         message = f"the runner was stopped: {describe_exception(error)}"
@@ -198,7 +210,8 @@ class StoredAttempts:
         if not task.cancelled():
             task.exception()  # seen
         try:
-            await self._end(rollout, Ending(FailureKind.CANCELLED, message), {})
+            ending = Ending(FailureKind.INFRA_ERROR, message)
+            await self._end(rollout, ending, {}, status="unresponsive")
         except Exception:
             logger.exception("the end of the attempt is not recorded: %s", rollout.rollout_id)
 

@@ -199,3 +199,19 @@ def test_a_module_that_exits_is_no_agent(tmp_path: Path, monkeypatch: pytest.Mon
 def test_path_that_is_no_agent_is_refused(path, words):
     with pytest.raises(ConfigError, match=words):
         load_agent(path)
+
+
+def test_a_builtin_without_a_signature_is_refused():
+    with pytest.raises(ConfigError, match="agent max has no signature to read"):
+        rollout(max)
+
+
+def test_what_a_partial_binds_is_not_overwritten():
+    def agent(task, llm, rollout):
+        return llm.model, rollout
+
+    bound = LLM(endpoint="http://127.0.0.1:1/v1", model="bound")
+    other = LLM(endpoint="http://127.0.0.1:1/v1", model="other")
+    agent = rollout(functools.partial(agent, llm=bound))
+    assert agent.wants == {"rollout"}
+    assert agent.rollout("t", {"main_llm": other}, ATTEMPTED) == ("bound", ATTEMPTED)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from agl_core.errors import ConfigError
 from agl_core.litagent import LitAgent
 from agl_core.litagent.litagent import method_for
 from agl_core.runner import LitAgentRunner
@@ -96,3 +97,45 @@ def test_an_agent_travels_without_its_holders():
 def test_trained_agents_is_deprecated():
     with pytest.warns(DeprecationWarning, match="agent_match"):
         assert LitAgent[Any](trained_agents="a").trained_agents == "a"
+
+
+def answer(self, task, resources, rollout):
+    return 1.0
+
+
+async def answer_async(self, task, resources, rollout):
+    return 1.0
+
+
+def agent_with(*names: str) -> LitAgent[Any]:
+    methods = {name: answer_async if name.endswith("_async") else answer for name in names}
+    return type("Mixed", (LitAgent,), methods)()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("rollout", "validation_rollout_async"),
+        ("rollout_async", "validation_rollout"),
+        ("training_rollout", "validation_rollout_async"),
+    ],
+)
+def test_a_sync_method_of_an_async_agent_that_would_never_run_is_refused(names):
+    with pytest.raises(ConfigError, match="would never run"):
+        agent_with(*names).check_methods()
+    with pytest.raises(ConfigError, match="would never run"):
+        LitAgentRunner(DummyTracer()).init(agent_with(*names))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("rollout", "rollout_async"),
+        ("training_rollout", "validation_rollout"),
+        ("training_rollout_async",),
+        ("training_rollout", "training_rollout_async", "rollout_async"),
+    ],
+)
+def test_an_agent_whose_methods_all_run_is_fine(names):
+    agent_with(*names).check_methods()

@@ -133,6 +133,25 @@ async def test_returned_spans_of_the_attempt_are_kept(store, start_runner):
     assert (await store.query_spans(attempt.rollout_id))[-1].name == "mine"
 
 
+@pytest.mark.parametrize(("number", "reward"), [(0, 0.25), (50, 0.75)])
+async def test_the_reward_of_an_attempt_is_the_last_one_in_the_order_of_the_store(
+    store, start_runner, number, reward
+):
+    def agent(task, llm, rollout):
+        emit_reward(0.25)
+        span = Span.from_core_fields(
+            emit_reward(0.75, propagate=False),
+            rollout_id=rollout.rollout_id,
+            attempt_id=rollout.attempt.attempt_id,
+            sequence_id=number,
+        )
+        return [span]
+
+    (attempt,) = await run_queue(store, start_runner, agent, "t")
+    spans = await store.query_spans(attempt.rollout_id)
+    assert find_final_reward(spans) == attempt.metadata["reward"] == reward
+
+
 async def test_returned_spans_of_another_attempt_are_an_agent_error(store, start_runner):
     other = Span.from_attributes(name="x", attributes={}, rollout_id="ro-2", attempt_id="at-2")
     (attempt,) = await run_queue(store, start_runner, lambda task, llm: [other], "t")
@@ -218,6 +237,45 @@ async def test_an_exit_of_the_agent_is_its_error_and_the_runner_goes_on(
     assert good.status == "succeeded"
 
 
+class Stop(BaseException):
+    """What a library may raise to be caught by itself alone."""
+
+
+OWN = [Stop("lib"), GeneratorExit(), BaseExceptionGroup("both", [Stop(), ValueError()])]
+
+
+@pytest.mark.parametrize("error", [*OWN, KeyboardInterrupt()], ids=repr)
+async def test_any_exception_of_a_sync_agent_is_its_error_and_is_retried(
+    store, start_runner, error
+):
+    def agent(task, llm, rollout):
+        if rollout.attempt.sequence_id == 1:
+            raise error
+        return 1.0
+
+    config = {"max_attempts": 2, "retry_condition": ["failed"]}
+    (last,) = await run_queue(store, start_runner, agent, 0, config=config, max_rollouts=2)
+    assert last.status == "succeeded"
+    first = (await store.query_attempts(last.rollout_id))[0]
+    assert (first.status, first.failure_kind) == ("failed", FailureKind.AGENT_ERROR)
+    assert type(error).__name__ in first.failure_message
+
+
+@pytest.mark.parametrize("error", OWN, ids=repr)
+async def test_any_exception_of_an_async_agent_is_its_error_and_the_runner_goes_on(
+    store, start_runner, error
+):
+    async def agent(task, llm):
+        if not task:
+            raise error
+        return 1.0
+
+    bad, good = await run_queue(store, start_runner, agent, 0, 1)
+    assert (bad.status, bad.failure_kind) == ("failed", FailureKind.AGENT_ERROR)
+    assert type(error).__name__ in bad.failure_message
+    assert good.status == "succeeded"
+
+
 async def test_an_error_of_the_network_is_told_apart(store, start_runner):
     def agent(task, llm):
         raise ConnectionError("no route")
@@ -276,6 +334,23 @@ async def test_a_hung_sync_agent_times_out_and_its_thread_is_counted(store, star
     assert next_one.status == "succeeded"
     assert runner.leaks.threads == 1
     release.set()
+
+
+async def test_a_runner_with_too_many_hung_threads_takes_no_more_rollouts(store, start_runner):
+    release = threading.Event()
+
+    def agent(task, llm):
+        release.wait(30)
+
+    await store.add_resources(RESOURCES)
+    config = RolloutConfig(timeout_seconds=0.2)
+    queued = [await store.enqueue_rollout(n, config=config) for n in range(6)]
+    runner = start_runner(agent, max_leaked_threads=2)
+    with pytest.raises(TransientError, match=r"3 agents still run .*max_leaked_threads is 2"):
+        await asyncio.wait_for(runner.iter(), 20)
+    release.set()
+    found = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in queued]
+    assert [rollout.status for rollout in found] == ["failed"] * 3 + ["queuing"] * 3
 
 
 async def test_a_timeout_is_retried_where_the_config_says_so(store, start_runner):
@@ -371,15 +446,52 @@ async def test_a_runner_that_is_cancelled_says_so_and_never_success(store, start
     with pytest.raises(asyncio.CancelledError):
         await work
     attempt = await latest(store, queued.rollout_id)
-    assert (attempt.status, attempt.failure_kind) == ("cancelled", FailureKind.CANCELLED)
+    assert (attempt.status, attempt.failure_kind) == ("unresponsive", FailureKind.INFRA_ERROR)
+    assert (await store.get_rollout_by_id(queued.rollout_id)).status == "failed"
     assert "the runner was stopped" in attempt.failure_message
     assert len(await store.query_spans(queued.rollout_id)) == 2
 
 
-def test_an_interrupt_of_the_agent_ends_the_run_and_is_no_success(tmp_path):
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_rollout_of_a_stopped_runner_goes_to_another_one_where_the_config_says_so(
+    store, start_runner, kind
+):
+    entered, release = threading.Event(), threading.Event()
+
+    async def hangs(task, llm, rollout):
+        if rollout.attempt.sequence_id == 1:
+            entered.set()
+            await asyncio.sleep(60)
+        return 1.0
+
+    def hangs_sync(task, llm, rollout):
+        if rollout.attempt.sequence_id == 1:
+            entered.set()
+            release.wait(30)
+            emit_annotation({"late": True})
+        return 1.0
+
+    await store.add_resources(RESOURCES)
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+    queued = await store.enqueue_rollout("t", config=config)
+    agent = hangs if kind == "async" else hangs_sync
+    work = asyncio.create_task(start_runner(agent).iter())
+    await asyncio.to_thread(entered.wait, 10)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    release.set()
+    await asyncio.sleep(0.2)
+    assert (await store.get_rollout_by_id(queued.rollout_id)).status == "requeuing"
+    await asyncio.wait_for(start_runner(agent, max_rollouts=1, worker_id=1).iter(), 20)
+    finished = await store.get_rollout_by_id(queued.rollout_id)
+    assert (finished.status, finished.attempt.sequence_id) == ("succeeded", 2)
+
+
+def test_an_interrupt_in_the_event_loop_ends_the_run_and_is_no_success(tmp_path):
     store = InMemoryLightningStore()
 
-    def agent(task, llm):
+    async def agent(task, llm):
         raise KeyboardInterrupt
 
     async def work():
@@ -397,7 +509,7 @@ def test_an_interrupt_of_the_agent_ends_the_run_and_is_no_success(tmp_path):
         return await latest(store, found.rollout_id)
 
     attempt = asyncio.run(look())
-    assert (attempt.status, attempt.failure_kind) == ("cancelled", FailureKind.CANCELLED)
+    assert (attempt.status, attempt.failure_kind) == ("unresponsive", FailureKind.INFRA_ERROR)
 
 
 # step.
@@ -584,7 +696,7 @@ async def test_a_store_that_gives_no_rollouts_ends_the_runner_and_what_it_runs(
     queued = await store.enqueue_rollout("t")
     with pytest.raises(StoreError, match="no such worker"):
         await asyncio.wait_for(start_runner(agent, concurrency=2).iter(), 10)
-    assert (await latest(store, queued.rollout_id)).status == "cancelled"
+    assert (await latest(store, queued.rollout_id)).status == "unresponsive"
 
 
 async def test_an_end_that_cannot_be_recorded_does_not_end_the_runner(
@@ -627,6 +739,7 @@ def test_a_runner_that_is_not_set_up_says_what_is_missing():
         {"interval_jitter": -0.1},
         {"heartbeat_launch_mode": "process"},
         {"concurrency": 0},
+        {"max_leaked_threads": -1},
     ],
 )
 def test_a_setting_out_of_its_range_is_refused(setting):

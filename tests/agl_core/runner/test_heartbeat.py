@@ -65,6 +65,49 @@ async def test_snapshots_are_sent_at_their_interval_or_not_at_all():
     assert await store.get_worker_by_id("silent") is None
 
 
+@pytest.mark.parametrize("mode", ["asyncio", "thread"])
+async def test_a_slow_snapshot_delays_no_renewal(store, start_runner, monkeypatch, mode):
+    snapshots = []
+
+    def slow(include_gpu):
+        snapshots.append(include_gpu)
+        time.sleep(3.0)
+        return {}
+
+    async def agent(task, llm):
+        await asyncio.sleep(2.0)
+        return 1.0
+
+    monkeypatch.setattr("agl_core.runner.heartbeat.system_snapshot", slow)
+    finished = await run_slow(store, start_runner, agent, heartbeat_launch_mode=mode)
+    assert finished.status == "succeeded"
+    assert len(snapshots) == 1
+
+
+async def test_a_store_that_does_not_take_a_snapshot_does_not_end_leases(monkeypatch):
+    store, entered = InMemoryLightningStore(), asyncio.Event()
+    renewals = []
+
+    async def hangs(worker_id, heartbeat_stats):
+        entered.set()
+        await asyncio.sleep(60)
+
+    async def renew(worker_id, attempts):
+        renewals.append(entered.is_set())
+        return []
+
+    monkeypatch.setattr(store, "update_worker", hangs)
+    monkeypatch.setattr(store, "renew_leases", renew)
+    taken = await begin(store)
+    started = time.monotonic()
+    async with Heartbeat(store, "w", interval_seconds=0.1) as heartbeat:
+        with heartbeat.keeping(taken, lambda: None):
+            await asyncio.wait_for(entered.wait(), 10)
+            await asyncio.sleep(0.8)
+    assert sum(renewals) >= 2
+    assert time.monotonic() - started < 20.0
+
+
 async def test_an_attempt_that_the_store_ended_is_stopped_once():
     store, stops = InMemoryLightningStore(), []
     taken = await begin(store)

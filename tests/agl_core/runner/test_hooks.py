@@ -10,6 +10,10 @@ from agl_core.types.core import Hook
 from tests.agl_core.runner.conftest import RESOURCES
 
 
+class Stop(BaseException):
+    """Neither an error nor an exit."""
+
+
 class Diary(Hook):
     """Writes down when it is called, and with what."""
 
@@ -72,6 +76,18 @@ async def test_an_error_of_a_hook_is_logged_and_swallowed(store, start_runner, c
     assert (await runner.step(1, resources=RESOURCES)).status == "succeeded"
     assert [what for name, what in log if name == "whole"][1:] == [w for w in ORDER if w != "agent"]
     assert caplog.text.count("hook failed: Diary.on_") == 4
+
+
+@pytest.mark.parametrize("name", ["rollout_start", "trace_start", "trace_end", "rollout_end"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), Stop()], ids=repr)
+async def test_a_hook_ends_neither_the_attempt_nor_the_runner(store, start_runner, name, error):
+    async def raises(**_: Any) -> None:
+        raise error
+
+    hook = Hook()
+    setattr(hook, f"on_{name}", raises)
+    runner = start_runner(lambda task, llm: 1.0, hooks=[hook])
+    assert (await runner.step(1, resources=RESOURCES)).status == "succeeded"
 
 
 async def test_hooks_end_also_where_the_agent_fails(store, start_runner):

@@ -1,5 +1,9 @@
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
+from agl_core.emitter import emit_reward, find_final_reward
 from agl_core.runner.returned import Returned, read_returned, to_records
 from agl_core.store import InMemoryLightningStore
 from agl_core.tracer import OtelTracer
@@ -10,6 +14,31 @@ def test_a_number_is_a_reward_and_none_is_nothing():
     assert read_returned(None) == Returned()
     assert read_returned(True) == Returned(1.0)
     assert isinstance(read_returned(2).reward, float)
+
+
+@pytest.mark.parametrize(
+    ("value", "reward"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int64(2), 2.0),
+        (np.bool_(True), 1.0),
+        (np.array(0.25), 0.25),
+        (Fraction(1, 4), 0.25),
+    ],
+    ids=repr,
+)
+def test_a_number_of_numpy_is_returned_as_it_is_emitted(value, reward):
+    read = read_returned(value).reward
+    assert (read, type(read)) == (reward, float)
+    with OtelTracer().attempt("ro", "at"):
+        emitted = emit_reward(value)
+    assert find_final_reward([emitted]) == reward
+
+
+@pytest.mark.parametrize("value", [np.array([1.0]), np.array("x"), "1.0", 1j])
+def test_what_is_no_single_number_is_refused(value):
+    with pytest.raises(TypeError, match="must return a number or None"):
+        read_returned(value)
 
 
 def test_spans_of_one_kind_are_taken():
