@@ -87,28 +87,9 @@ CALL_INDEX = "agentlightning.llm.call_index"
 """0-based number of the call within its attempt."""
 HTTP_STATUS = "http.response.status_code"
 
-# Written by other instrumentations, read by the adapters.
-FOREIGN_PROMPT_PREFIX = "gen_ai.prompt"
-"""`gen_ai.prompt.<i>.role|content|...` (openllmetry, AgentOps)."""
-FOREIGN_COMPLETION_PREFIX = "gen_ai.completion"
-FOREIGN_REQUEST_PREFIX = "gen_ai.request"
-FOREIGN_RESPONSE_PREFIX = "gen_ai.response"
-FOREIGN_FUNCTIONS_PREFIX = "request.functions"
-FOREIGN_TOOL_PREFIX = "tool"
-FOREIGN_PROMPT_TOKEN_IDS = "prompt_token_ids"
-FOREIGN_RESPONSE_TOKEN_IDS = "response_token_ids"
-FOREIGN_LOGPROBS = "logprobs.content"
-HOSTED_VLLM_PREFIX = "llm.hosted_vllm"
-"""`llm.hosted_vllm.id|prompt_token_ids|response_token_ids|choices` (LiteLLM)."""
-REQUESTER_HEADERS = "metadata.requester_custom_headers"
+# Written by AgentOps, read as rewards. What adapters read of others is in `agl_core.adapter`.
 AGENTOPS_TASK_OUTPUT = "agentops.task.output"
 AGENTOPS_ENTITY_OUTPUT = "agentops.entity.output"
-AGENTOPS_SPAN_KIND = "agentops.span.kind"
-AGENT_NAME = "agent.name"
-FOREIGN_OPERATION_NAME = "operation.name"
-RECIPIENT_AGENT_TYPE = "recipient_agent_type"
-LANGCHAIN_CHAIN_TYPE = "langchain.chain.type"
-EXECUTOR_ID = "executor.id"
 
 
 # The names that Agent Lightning 0.3 gives these, for agents that import them.
