@@ -5,6 +5,7 @@ import asyncio
 from agl_core import progress
 from agl_core.errors import LedgerError
 from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.runner.failed import check_failures
 from agl_core.runner.shard import ShardRef
 from agl_core.types.training import PolicyRef
 from flows.shard_runs import run_shard
@@ -23,6 +24,8 @@ async def roll_out(ref: IterationRef, stage: str, rollout_set: str, policy: Poli
     Raises:
         LedgerError: Rollouts are left after the last round; the message holds the last shard's
         reason.
+        IterationStopped: More of them failed than the run permits. Nothing is recorded, so the next
+        start may run them again.
     """
     iteration = ref.open()
     if iteration.record(stage):
@@ -57,6 +60,7 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
                 claim=rollouts.claim(part).number,
                 model_server=services.server.advertised_url,
                 settings=settings,
+                failures=services.run.config.failures,
             )
             for part in parts
         ]
@@ -64,6 +68,7 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
             *(run_shard(shard, len(part)) for shard, part in zip(shards, parts, strict=True))
         )
         reason = next((end for end in ends if end), reason)
+        check_failures(rollouts, services.run.config.failures)
     if pending := rollouts.unfinished():
         raise LedgerError(
             f"{len(pending)} rollouts of {rollouts.name} have no outcome after "

@@ -7,11 +7,12 @@ from prefect import flow
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.errors import LedgerError
+from agl_core.errors import AglError, LedgerError
 from agl_core.runner.shard import Shard, ShardRef, open_shard
 from flows.failure import fails_in_one_sentence
 from tasks.credentials import s3_credentials
-from tasks.logs import show_logs
+from tasks.logs import show_agent_logs, show_logs
+from tasks.report import show_failed
 from tasks.rollout import rollout_task
 
 
@@ -32,9 +33,11 @@ async def rollout_shard(shard: ShardRef) -> ShardSummary:
 
     Raises:
         LedgerError: A rollout ended without a recorded outcome, or the ledger cannot be written.
+        IterationStopped: More rollouts failed than the run permits; those that ran were cancelled.
     """
     show_logs()
     async with open_shard(shard, s3_credentials(shard.s3)) as running:
+        show_agent_logs(running.agent_name)
         artifact = await acreate_progress_artifact(
             progress=0.0, key=f"{shard.run_id}-rollouts", description=shard.name
         )
@@ -43,17 +46,31 @@ async def rollout_shard(shard: ShardRef) -> ShardSummary:
             await aupdate_progress_artifact(artifact, progress=100.0 * done / expected)
 
         async with running.flushing(on_flush=show):
-            task = rollout_task(running.settings)
-            async with asyncio.TaskGroup() as group:
-                for index in running.indices:
-                    group.create_task(_run(running, task, index))
+            try:
+                await _run_all(running)
+            finally:
+                await show_failed(running)
         return ShardSummary(claim=shard.claim, kinds=running.kinds())
 
 
-async def _run(shard: Shard, task: Any, index: int) -> None:
+async def _run_all(shard: Shard) -> None:
+    """Run every rollout of the shard; the first error ends the others and goes on."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index in shard.indices:
+                group.create_task(_run(shard, index))
+    except* AglError as errors:
+        first = errors.exceptions[0]
+    else:
+        return
+    raise first
+
+
+async def _run(shard: Shard, index: int) -> None:
     """Run one rollout to its last attempt."""
-    async with shard.slots:
+    task: Any = rollout_task(shard.ref.failures)
+    async with shard.turn(index):
         state = await task(index, shard.rollout_id(index), return_state=True)
     if not shard.has_outcome(index):
         raise LedgerError(f"rollout {index} ended without an outcome: {state.message}")
-    shard.finish(index)
+    shard.finish(index, str(state.state_details.task_run_id))

@@ -8,7 +8,6 @@ from prefect.deployments import arun_deployment
 from prefect.exceptions import FlowRunWaitTimeout
 from prefect.flow_runs import wait_for_flow_run
 
-from agl_core.config import RolloutSettings
 from agl_core.runner.shard import ShardRef
 from flows.rollout_shard import rollout_shard
 
@@ -52,7 +51,7 @@ async def _run_on_pool(shard: ShardRef, num_rollouts: int) -> Any:
         idempotency_key=f"{shard.name}-{uuid.uuid4().hex}",
         tags=[shard.run_id],
     )
-    seconds = shard_deadline(settings, num_rollouts)
+    seconds = shard_deadline(shard, num_rollouts)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -68,8 +67,9 @@ async def _run_on_pool(shard: ShardRef, num_rollouts: int) -> Any:
     )
 
 
-def shard_deadline(settings: RolloutSettings, num_rollouts: int) -> float:
+def shard_deadline(shard: ShardRef, num_rollouts: int) -> float:
     """Return the seconds in which a shard must start and end, every attempt at its deadline."""
+    settings, failures = shard.settings, shard.failures
     rounds = -(-num_rollouts // settings.concurrency)
-    attempt = settings.timeout_seconds + settings.retry_delay_seconds * 1.5
-    return settings.startup_timeout_seconds + rounds * settings.max_attempts * attempt
+    rollout = failures.most_attempts() * settings.timeout_seconds + failures.longest_wait_seconds()
+    return settings.startup_timeout_seconds + rounds * rollout
