@@ -110,6 +110,7 @@ class Shard:
         self._leaks = LeakCounter()
         self._llm: ProxyLLM | None = None
         self._attempts: dict[int, list[JudgedAttempt]] = {}
+        self._finished: set[int] = set()
         self._ready: list[int] = []
         self._num_chunks = 0
         self._num_flushed = 0
@@ -227,6 +228,7 @@ class Shard:
         self.tally.add(outcome.rollout_id, group, outcome.kind, outcome.message)
         if outcome.kind is not FailureKind.SUCCEEDED and len(self.failed) < MAX_SHOWN:
             self.failed.append(describe_failed(outcome, last.spans, task_run))
+        self._finished.add(index)
         self._ready.append(index)
         progress.report(
             progress.RolloutsFinished(
@@ -253,7 +255,9 @@ class Shard:
             stopping.set()
             self._wake.set()
             await flusher  # a flush that is under way ends first
-            await self._flush(on_flush, unfinished=True)
+            # Where the shard was stopped: attempts of rollouts that did not finish, for the record.
+            self._ready += sorted(self._attempts.keys() - set(self._ready))
+            await self._flush(on_flush)
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
@@ -282,23 +286,20 @@ class Shard:
             except LedgerError as error:
                 logger.warning("shard=%s could not flush, will try again: %s", self.ref.name, error)
 
-    async def _flush(self, on_flush: FlushListener, *, unfinished: bool = False) -> None:
+    async def _flush(self, on_flush: FlushListener) -> None:
         """Write one chunk with every rollout that has ended since the last one.
-
-        With `unfinished` also the attempts of those that were broken off before their last one.
 
         Raises:
             LedgerError: It could not be written; its rollouts are ready again.
         """
         self._wake.clear()
         indices, self._ready = self._ready, []
-        parts = [*indices, *(self._attempts.keys() - {*indices} if unfinished else ())]
-        if not parts:
+        if not indices:
             return
         self._num_chunks += 1
-        results = {index: self._attempts.pop(index) for index in parts}
+        results = {index: self._attempts.pop(index) for index in indices}
         try:
-            await asyncio.to_thread(self._write_chunk, self._num_chunks, results, {*indices})
+            await asyncio.to_thread(self._write_chunk, self._num_chunks, results)
         except BaseException:
             self._ready = indices + self._ready
             self._attempts |= results
@@ -316,9 +317,7 @@ class Shard:
         except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
             logger.warning("shard=%s could not show its progress: %s", self.ref.name, error)
 
-    def _write_chunk(
-        self, number: int, results: dict[int, list[JudgedAttempt]], finished: set[int]
-    ) -> None:
+    def _write_chunk(self, number: int, results: dict[int, list[JudgedAttempt]]) -> None:
         spans = [
             spans_to_table(attempt.spans, index)
             for index, attempts in results.items()
@@ -328,7 +327,7 @@ class Shard:
             _outcome_row(
                 attempt.outcome,
                 attempt.spans,
-                final=attempt is attempts[-1] and index in finished,
+                final=index in self._finished and attempt is attempts[-1],
             )
             for index, attempts in results.items()
             for attempt in attempts
