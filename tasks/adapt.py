@@ -13,6 +13,7 @@ from agl_core.ledger.tables import OUTCOMES, SPANS, TRIPLETS
 from agl_core.trajectory.batch import build_rows
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from agl_core.trajectory.credit import shuffle_rewards
+from agl_core.trajectory.failed import drop_failed_groups, rewarded_outcomes
 from tasks import context
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
@@ -31,7 +32,10 @@ def adapt(ref: IterationRef) -> StageRecord:
     run = context.current().run
     collected = iteration.finished("collect")
     outcomes = files.read_table(iteration.storage, collected.file("outcomes").key, OUTCOMES)
-    triplets = _read_triplets(iteration, collected.file("spans").key, outcomes)
+    groups = RolloutSet(iteration, TRAIN_SET).read_requests(["index", "group"])
+    failures = run.config.failures
+    rewarded = rewarded_outcomes(outcomes, failures)
+    triplets = _read_triplets(iteration, collected.file("spans").key, rewarded, groups)
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + ref.iteration)
     limits = run.algorithm.batch_limits
@@ -42,7 +46,8 @@ def adapt(ref: IterationRef) -> StageRecord:
         temperature=limits.temperature,
         min_group_size=run.config.min_group_size,
     )
-    coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, rows)
+    rows = drop_failed_groups(rows, outcomes, groups, failures)
+    coverage = rollout_coverage(len(groups), outcomes, rows)
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)
         stage.put_table("batch", rows)
@@ -53,10 +58,10 @@ def adapt(ref: IterationRef) -> StageRecord:
     return iteration.finished("adapt")
 
 
-def _read_triplets(iteration: IterationLedger, spans_key: str, outcomes: pa.Table) -> pa.Table:
+def _read_triplets(
+    iteration: IterationLedger, spans_key: str, outcomes: pa.Table, groups: pa.Table
+) -> pa.Table:
     """Adapt the spans one flush at a time (a rollout's spans are never split between two)."""
-    rollouts = RolloutSet(iteration, TRAIN_SET)
-    groups = rollouts.read_requests(["index", "group"])
     parts = [
         spans_to_triplets(spans, outcomes, groups)
         for spans in files.iter_tables(iteration.storage, spans_key, SPANS)

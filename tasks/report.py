@@ -97,6 +97,7 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         _reward_row("training", manifest.rewards),
         *(_reward_row("validation", summary) for summary in manifest.validation.values()),
         "",
+        *_failures(manifest.rewards),
         "## Coverage",
         "Every expected rollout is in exactly one column.",
         "",
@@ -105,7 +106,9 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         _coverage_row(manifest.coverage),
         "",
         *(f"- {reason}: {count}" for reason, count in sorted(manifest.coverage.reasons.items())),
-        f"- batch rows: {manifest.rows.built} built, {manifest.rows.trained} trained"
+        *_by_policy(manifest.coverage),
+        f"- batch rows: {manifest.rows.built} built, {manifest.rows.trained} trained, "
+        f"{manifest.rows.masked} masked"
         + "".join(f", {count} {reason}" for reason, count in manifest.rows.dropped.items()),
         "",
         "## Update",
@@ -129,8 +132,34 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
     return "\n".join(lines)
 
 
+def _failures(rewards: RewardSummary) -> list[str]:
+    """Return how training rollouts and their attempts failed, if any did."""
+    kinds = {*rewards.failures, *rewards.attempts} - {FailureKind.SUCCEEDED.value}
+    if not kinds:
+        return []
+    return [
+        "## Failures",
+        "Rollouts by their last attempt; an attempt that a later one made good is an attempt only.",
+        "",
+        "| kind | rollouts | attempts |",
+        "|---|---|---|",
+        *(
+            f"| {kind} | {rewards.failures.get(kind, 0)} | {rewards.attempts.get(kind, 0)} |"
+            for kind in sorted(kinds)
+        ),
+        "",
+    ]
+
+
+def _by_policy(coverage: Coverage) -> list[str]:
+    if not coverage.rewards_by_policy:
+        return []
+    count = coverage.rewards_by_policy
+    return [f"- {count} of these gave no reward and have 0 by failures.no_reward"]
+
+
 def _coverage_row(coverage: Coverage) -> str:
-    counts = coverage.model_dump(exclude={"reasons"}).values()
+    counts = coverage.model_dump(exclude={"reasons", "rewards_by_policy"}).values()
     return f"| {' | '.join(map(str, counts))} |"
 
 

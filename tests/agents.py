@@ -51,6 +51,31 @@ def fails_on_last_sample(task: dict[str, Any], llm: LLM, rollout: AttemptedRollo
     return float(len(text))
 
 
+def fails_mostly(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -> float:
+    """Succeeds once in each group of four."""
+    _ask(task, llm)
+    if rollout.metadata and rollout.metadata["sample"] > 0:
+        raise ValueError("the agent gave up")
+    return 1.0
+
+
+def gives_no_reward_on_last_sample(
+    task: dict[str, Any], llm: LLM, rollout: AttemptedRollout
+) -> float | None:
+    """Returns None once in each group of four."""
+    _ask(task, llm)
+    return None if rollout.metadata and rollout.metadata["sample"] == 3 else 1.0
+
+
+def fails_in_even_rows(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -> float:
+    """Fails on the last sample of every second dataset row."""
+    text = _ask(task, llm)
+    assert rollout.metadata is not None
+    if rollout.metadata["row"] % 2 == 0 and rollout.metadata["sample"] == 3:
+        raise ValueError("the agent gave up")
+    return float(len(text))
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -90,5 +115,8 @@ __all__ = [
     "fails_and_logs",
     "fails_and_logs_in_the_loop",
     "fails_by_sample",
+    "fails_in_even_rows",
+    "fails_mostly",
     "fails_on_last_sample",
+    "gives_no_reward_on_last_sample",
 ]

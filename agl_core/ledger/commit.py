@@ -11,6 +11,7 @@ from agl_core.errors import LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.digest import json_digest, table_digest
 from agl_core.ledger.manifest import Cost, Difference, Manifest, RewardSummary
+from agl_core.ledger.recount import check_collected, recount
 from agl_core.ledger.run import RunRecord
 from agl_core.ledger.stages import STAGES, IterationLedger, StageRecord
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, TRIPLETS
@@ -38,7 +39,8 @@ def commit(
         changed: What starts of the run were allowed to change.
 
     Raises:
-        LedgerError: A rollout is unaccounted for, or a stage has no record.
+        LedgerError: A rollout is unaccounted for, a stage has no record, or one states something
+            else than the records say.
         LeaseLostError: Another process carries the run on.
         ConflictError: The iteration was committed by another process.
     """
@@ -47,8 +49,7 @@ def commit(
     for name in _NEEDED:
         if name not in stages:
             raise LedgerError(f"iteration {iteration.iteration}: stage {name} has no record")
-    adapted = stages["adapt"]
-    coverage = Coverage.model_validate(adapted.values["coverage"])
+    coverage, rows = _checked_coverage(iteration, stages)
     if coverage.unknown:
         raise LedgerError(
             f"iteration {iteration.iteration}: {coverage.unknown} rollouts are unaccounted for: "
@@ -66,7 +67,7 @@ def commit(
         policy_out=policy_out if policy_out != policy_in else None,
         state=state,
         coverage=coverage,
-        rows=RowCoverage.model_validate(adapted.values["rows"]),
+        rows=rows,
         rewards=RewardSummary.model_validate(stages["collect"].values["rewards"]),
         validation=_validation(stages),
         update=stages["update"].values.get("metrics", {}),
@@ -84,6 +85,28 @@ def commit(
     iteration.check_lease()
     files.put_json(iteration.storage, iteration.manifest_key, manifest.model_dump(mode="json"))
     return manifest
+
+
+def _checked_coverage(
+    iteration: IterationLedger, stages: dict[str, StageRecord]
+) -> tuple[Coverage, RowCoverage]:
+    """Return the coverage as counted from the records, and demand that the stages state the same.
+
+    Raises:
+        LedgerError: They do not.
+    """
+    for name in ("evaluate_base", "evaluate"):
+        if name in stages:
+            check_collected(iteration, stages[name])
+    adapted = stages["adapt"]
+    coverage, rows = recount(iteration, stages["collect"], adapted)
+    for name, counted in {"coverage": coverage, "rows": rows}.items():
+        if type(counted).model_validate(adapted.values[name]) != counted:
+            raise LedgerError(
+                f"iteration {iteration.iteration}: stage adapt states {name} "
+                f"{adapted.values[name]}, the records say {counted}"
+            )
+    return coverage, rows
 
 
 def _validation(stages: dict[str, StageRecord]) -> dict[str, RewardSummary]:

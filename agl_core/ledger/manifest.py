@@ -28,6 +28,8 @@ class RewardSummary(BaseModel):
     """Mean of each number that agents noted, over the rollouts that noted it."""
     failures: dict[str, int]
     """Rollouts whose last attempt did not succeed, by kind."""
+    attempts: dict[str, int] = {}
+    """Attempts by how they ended; a rollout that was tried again has several."""
     policy_version: str
 
 

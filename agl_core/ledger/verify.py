@@ -5,15 +5,14 @@ recomputed, each iteration starting from what the one before it made.
 import re
 from collections.abc import Iterator
 
+from agl_core.errors import LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.commit import content_digest
 from agl_core.ledger.manifest import Manifest
-from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger.recount import check_collected, recount
 from agl_core.ledger.run import RunLedger, RunRecord
-from agl_core.ledger.stages import STAGES, IterationLedger
+from agl_core.ledger.stages import STAGES
 from agl_core.ledger.storage import Storage
-from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES
-from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from agl_core.types.training import FileRef, PolicyRef
 
 
@@ -87,15 +86,17 @@ def _verify_content(ledger: RunLedger, manifest: Manifest) -> Iterator[str]:
     run = RunRecord.model_validate(manifest.identity | {"created": 0.0})
     iteration = ledger.iteration(manifest.iteration)
     stages = {name: record for name in STAGES if (record := iteration.record(name))}
-    outcomes = files.read_table(
-        ledger.storage, stages["collect"].file("outcomes").key, OUTCOMES, ["index", "kind", "final"]
-    )
-    rows = files.read_table(
-        ledger.storage, stages["adapt"].file("batch").key, BATCH_ROWS, ["index", "drop_reason"]
-    )
+    try:
+        for name in ("evaluate_base", "evaluate"):
+            if name in stages:
+                check_collected(iteration, stages[name])
+        coverage, rows = recount(iteration, stages["collect"], stages["adapt"])
+    except LedgerError as error:
+        yield f"iteration {manifest.iteration}: {error}"
+        return
     computed = {
-        "coverage": rollout_coverage(_num_requests(iteration), outcomes, rows),
-        "rows": row_coverage(rows),
+        "coverage": coverage,
+        "rows": rows,
         "content_digest": content_digest(
             iteration, run, stages, PolicyRef.model_validate(manifest.state["policy"])
         ),
@@ -103,11 +104,6 @@ def _verify_content(ledger: RunLedger, manifest: Manifest) -> Iterator[str]:
     for name, value in computed.items():
         if value != (stated := getattr(manifest, name)):
             yield f"iteration {manifest.iteration}: {name} is {value}, the manifest says {stated}"
-
-
-def _num_requests(iteration: IterationLedger) -> int:
-    name = iteration.finished("collect").values["rollout_set"]
-    return len(RolloutSet(iteration, name).read_requests(["index"]))
 
 
 def _verify_file(storage: Storage, file: FileRef) -> Iterator[str]:

@@ -119,6 +119,7 @@ class Shard:
         self._leaks = LeakCounter()
         self._llm: ProxyLLM | None = None
         self._attempts: dict[int, list[JudgedAttempt]] = {}
+        self._finished: set[int] = set()
         self._ready: list[int] = []
         self._num_chunks = 0
         self._num_flushed = 0
@@ -243,6 +244,7 @@ class Shard:
         self.tally.add(outcome.rollout_id, group, outcome.kind, outcome.message)
         if outcome.kind is not FailureKind.SUCCEEDED and len(self.failed) < MAX_SHOWN:
             self.failed.append(describe_failed(outcome, last.spans, task_run))
+        self._finished.add(index)
         self._ready.append(index)
         progress.report(
             progress.RolloutsFinished(
@@ -305,23 +307,20 @@ class Shard:
             except LedgerError as error:
                 logger.warning("shard=%s could not flush, will try again: %s", self.ref.name, error)
 
-    async def _flush(self, on_flush: FlushListener, *, unfinished: bool = False) -> None:
+    async def _flush(self, on_flush: FlushListener) -> None:
         """Write one chunk with every rollout that has ended since the last one.
-
-        With `unfinished` also the attempts of those that were broken off before their last one.
 
         Raises:
             LedgerError: It could not be written; its rollouts are ready again.
         """
         self._wake.clear()
         indices, self._ready = self._ready, []
-        parts = [*indices, *(self._attempts.keys() - {*indices} if unfinished else ())]
-        if not parts:
+        if not indices:
             return
         self._num_chunks += 1
-        results = {index: self._attempts.pop(index) for index in parts}
+        results = {index: self._attempts.pop(index) for index in indices}
         try:
-            await asyncio.to_thread(self._write_chunk, self._num_chunks, results, {*indices})
+            await asyncio.to_thread(self._write_chunk, self._num_chunks, results)
         except BaseException:
             self._ready = indices + self._ready
             self._attempts |= results
@@ -339,9 +338,7 @@ class Shard:
         except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
             logger.warning("shard=%s could not show its progress: %s", self.ref.name, error)
 
-    def _write_chunk(
-        self, number: int, results: dict[int, list[JudgedAttempt]], finished: set[int]
-    ) -> None:
+    def _write_chunk(self, number: int, results: dict[int, list[JudgedAttempt]]) -> None:
         spans = [
             spans_to_table(attempt.spans, index)
             for index, attempts in results.items()
@@ -351,7 +348,7 @@ class Shard:
             _outcome_row(
                 attempt.outcome,
                 attempt.spans,
-                final=attempt is attempts[-1] and index in finished,
+                final=index in self._finished and attempt is attempts[-1],
             )
             for index, attempts in results.items()
             for attempt in attempts

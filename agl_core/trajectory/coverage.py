@@ -15,45 +15,78 @@ def rollout_coverage(expected: int, outcomes: pa.Table, rows: pa.Table) -> Cover
     """Count the rollouts of a set by what became of them.
 
     Args:
-        expected: Number of requests.
-        outcomes: Schema `OUTCOMES`, every attempt.
-        rows: Schema `BATCH_ROWS`, every built row.
+        expected: Number of requests; rollouts are named by their place among them.
+        outcomes: Columns `index`, `kind` and `final`, every attempt.
+        rows: Columns `index`, `response_mask` and `drop_reason`, every built row.
 
     Raises:
-        ValueError: The counts do not add up to `expected`.
+        ValueError: The records contradict each other: two final attempts of one rollout, or rows of
+            one that failed or was not expected.
     """
     final = outcomes.filter(outcomes["final"])
-    succeeded = pc.equal(final["kind"], FailureKind.SUCCEEDED.value)
-    failures = Counter(final.filter(pc.invert(succeeded))["kind"].to_pylist())
-    finished = set(final.filter(succeeded)["index"].to_pylist())
-    trained = set(rows.filter(pc.is_null(rows["drop_reason"]))["index"].to_pylist())
-    dropped = rows.filter(pc.is_valid(rows["drop_reason"]))
-    first_reason: dict[int, str] = {}
-    for index, reason in zip(
-        dropped["index"].to_pylist(), dropped["drop_reason"].to_pylist(), strict=True
-    ):
-        first_reason.setdefault(index, reason)
-    filtered = {index: why for index, why in first_reason.items() if index not in trained}
-    unknown = expected - sum(failures.values()) - len(trained) - len(filtered)
-    assert trained <= finished, "a row was built from a rollout that did not succeed"
+    ended, kinds = _integers(final["index"]), final["kind"].to_numpy()
+    index, in_batch, weighted = _rows(rows)
+    _check_ends(expected, ended)
+    zeroed = ended[kinds == FailureKind.NO_REWARD.value]
+    succeeded = ended[kinds == FailureKind.SUCCEEDED.value]
+    built = np.unique(index)
+    if len(strange := np.setdiff1d(built, np.union1d(succeeded, zeroed))):
+        raise ValueError(f"rollout {strange[0]} has batch rows and did not end with a reward")
+
+    trained = np.unique(index[in_batch & weighted])
+    masked = np.setdiff1d(index[in_batch], trained)
+    filtered, first = np.unique(index, return_index=True)
+    is_left = ~np.isin(filtered, index[in_batch])
+    filtered, first = filtered[is_left], first[is_left]
+    has_failed = (kinds != FailureKind.SUCCEEDED.value) & ~np.isin(ended, built)
+    failures = kinds[has_failed].tolist()
+    num_known = len(trained) + len(masked) + len(filtered) + len(failures)
     return Coverage(
         expected=expected,
         trained=len(trained),
-        masked=0,
+        masked=len(masked),
         filtered=len(filtered),
-        failed=sum(failures.values()),
+        failed=len(failures),
         omitted=0,
-        unknown=unknown,
-        reasons=dict(Counter(filtered.values()) + failures),
+        unknown=expected - num_known,
+        reasons=dict(Counter(rows["drop_reason"].take(first).to_pylist()) + Counter(failures)),
+        rewards_by_policy=len(np.intersect1d(zeroed, built)),
     )
 
 
 def row_coverage(rows: pa.Table) -> RowCoverage:
-    """Count the built rows by what became of them (schema `BATCH_ROWS`)."""
-    reasons = rows["drop_reason"].drop_null().to_pylist()
+    """Count the built rows by what became of them (columns `index`, `response_mask` and
+    `drop_reason`).
+    """
+    _, in_batch, weighted = _rows(rows)
     return RowCoverage(
-        built=len(rows), trained=len(rows) - len(reasons), dropped=dict(Counter(reasons))
+        built=len(rows),
+        trained=int((in_batch & weighted).sum()),
+        masked=int((in_batch & ~weighted).sum()),
+        dropped=dict(Counter(rows["drop_reason"].drop_null().to_pylist())),
     )
+
+
+def _rows(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return of each row its rollout, whether it is in the batch, whether a token has weight."""
+    masks = rows["response_mask"].combine_chunks()
+    ends = np.cumsum(np.concatenate([[0], _integers(pc.list_value_length(masks))]))
+    weights = np.concatenate([[0], np.cumsum(masks.flatten().to_numpy() != 0)])
+    weighted = weights[ends[1:]] > weights[ends[:-1]]
+    in_batch = pc.is_null(rows["drop_reason"]).to_numpy().astype(bool)
+    return _integers(rows["index"]), in_batch, weighted
+
+
+def _integers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    return pc.cast(column, pa.int64()).to_numpy()
+
+
+def _check_ends(expected: int, ended: np.ndarray) -> None:
+    found, counts = np.unique(ended, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"rollout {found[counts > 1][0]} has more than one final attempt")
+    if len(found) and not (found[0] >= 0 and found[-1] < expected):
+        raise ValueError(f"rollout {found[-1]} ended; {expected} were expected")
 
 
 def summarise_rewards(
@@ -89,5 +122,6 @@ def summarise_rewards(
             for name in sorted({name for note in annotations for name in note})
         },
         failures=dict(kinds),
+        attempts=dict(Counter(outcomes["kind"].to_pylist())),
         policy_version=policy_version,
     )

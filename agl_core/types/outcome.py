@@ -58,6 +58,8 @@ class DropReason(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     RESPONSE_TOO_LONG = "response_too_long"
     GROUP_TOO_SMALL = "group_too_small"
+    GROUP_FAILED = "group_failed"
+    """A rollout of its group failed in a way that drops the group."""
     OTHER_TEMPERATURE = "other_temperature"
     """The agent sampled at another temperature than the run's."""
 
@@ -75,17 +77,20 @@ class Coverage(BaseModel):
     trained: int
     """Some token had loss weight."""
     masked: int
-    """In the batch with weight 0, by policy."""
+    """In the batch, but no token with loss weight."""
     filtered: int
     """Finished, then removed by a data rule."""
     failed: int
-    """The last attempt did not succeed."""
+    """The last attempt did not succeed, and no row was built from it."""
     omitted: int
     """Deliberately not run."""
     unknown: int
     """None of these; a commit refuses them."""
     reasons: dict[str, int]
     """Rollouts by drop reason or failure kind."""
+    rewards_by_policy: int = 0
+    """Of the trained, masked and filtered ones: those without a reward, for which the run's
+    settings have 0 (`failures.no_reward.then: zero`)."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -100,16 +105,18 @@ class Coverage(BaseModel):
 
 
 class RowCoverage(BaseModel):
-    """What became of the rows that were built from triplets: `built = trained + sum(dropped)`."""
+    """What became of the rows that were built: `built = trained + masked + sum(dropped)`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     built: int
     trained: int
+    masked: int = 0
+    """In the batch, but no token with loss weight."""
     dropped: Mapping[str, int]
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        if self.built != self.trained + sum(self.dropped.values()):
+        if self.built != self.trained + self.masked + sum(self.dropped.values()):
             raise ValueError(f"row coverage does not add up: {self}")
         return self

@@ -23,7 +23,7 @@ def settings(**values: Any) -> FailureSettings:
     return FailureSettings.model_validate(values)
 
 
-def tally(expected: int, *kinds: str, groups: int = 1, **values: Any) -> FailureTally:
+def tally(expected: int, *kinds: str, groups: int = 1, **values: object) -> FailureTally:
     found = FailureTally(settings(**values), "train", expected)
     for index, kind in enumerate(kinds):
         found.add(f"ro-{index}", index % groups, FailureKind(kind), "ValueError: no")
@@ -116,9 +116,9 @@ def test_a_set_stops_as_soon_as_too_few_can_succeed():
 
 
 def test_a_kind_may_have_a_limit_of_its_own():
-    limit = {"infra_error": {"max_fraction": 0.25}}
-    assert tally(8, "infra_error", "infra_error", **limit).stop_reason() is None
-    reason = tally(8, *["infra_error"] * 3, **limit).stop_reason()
+    limit = {"max_fraction": 0.25}
+    assert tally(8, "infra_error", "infra_error", infra_error=limit).stop_reason() is None
+    reason = tally(8, *["infra_error"] * 3, infra_error=limit).stop_reason()
     assert reason is not None
     assert "more than failures.infra_error.max_fraction = 0.25 failed" in reason
 

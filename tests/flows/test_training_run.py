@@ -12,8 +12,9 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFil
 
 from agl_core import semconv
 from agl_core.config import RolloutSettings
-from agl_core.errors import ConfigError, TrainerError
+from agl_core.errors import ConfigError, IterationStopped, TrainerError
 from agl_core.ledger import files
+from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.stages import STAGES
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, REQUESTS, SPANS, TRIPLETS, UPDATE_ROWS
@@ -156,14 +157,15 @@ async def test_the_logs_of_run_iteration_and_shard_say_what_was_done(trained: Ru
 
 
 def test_failures_keep_their_kind_and_are_never_a_reward(engine, tmp_path):
-    settings = RolloutSettings(timeout_seconds=3.0, retry_delay_seconds=0.0)
+    failures = {"timeout": {"delay_seconds": 0}, "min_success_fraction": 0.25}
     config = small_run(
         engine.url,
         str(tmp_path),
         run_id="failing",
         agent="tests.agents:fails_by_sample",
         val_data=None,
-        rollout=settings,
+        rollout=RolloutSettings(timeout_seconds=3.0),
+        failures=failures,
     )
     with pytest.raises(TrainerError, match=r"no row reaches the loss; .*'failed': 12"):
         train(config)
@@ -201,6 +203,75 @@ def test_a_partly_failed_group_trains_on_what_is_left(engine, tmp_path):
         assert manifest.cost.failed_attempts == 4
         assert manifest.cost.failed_attempt_tokens > 0
         assert manifest.validation == {}
+
+
+def test_an_iteration_stops_instead_of_training_on_what_a_broken_agent_leaves(engine, tmp_path):
+    config = small_run(
+        engine.url,
+        str(tmp_path),
+        run_id="stopped",
+        agent="tests.agents:fails_mostly",
+        val_data=None,
+    )
+    sentence = r"fewer than failures.min_success_fraction = 0.5 can succeed; \d+ of 16 failed"
+    with pytest.raises(IterationStopped, match=sentence):
+        train(config)
+    ledger = open_run(config.ledger, config.run_id)
+    iteration = ledger.iteration(0)
+    assert iteration.record("rollout") is None, "the next start may run what failed again"
+    assert iteration.record("collect") is None
+    rollouts = RolloutSet(iteration, "train")
+    assert 9 <= len(rollouts.unfinished(include_failed=True)) <= 16
+    # What is too much may be changed within a run, what is trained may not.
+    other = config.failures.model_copy(update={"min_success_fraction": 0.0})
+    with pytest.raises(TrainerError, match="no row reaches the loss"):
+        train(config.model_copy(update={"failures": other}))
+
+
+def test_a_missing_reward_is_zero_where_the_user_wrote_it(engine, tmp_path):
+    config = small_run(
+        engine.url,
+        str(tmp_path),
+        run_id="zeros",
+        agent="tests.agents:gives_no_reward_on_last_sample",
+        val_data=None,
+        failures={"no_reward": {"then": "zero"}},
+    )
+    for manifest in train(config).manifests():
+        assert manifest.coverage.trained == 16
+        assert manifest.coverage.failed == 0
+        assert manifest.coverage.rewards_by_policy == 4
+        assert manifest.rewards.failures == {"no_reward": 4}
+        assert manifest.rewards.attempts == {"succeeded": 12, "no_reward": 4}
+        assert manifest.rewards.mean_reward == 1.0, "over the rollouts that gave one"
+    ledger = open_run(config.ledger, config.run_id)
+    outcomes = _table(ledger, 0, "collect", "outcomes", OUTCOMES)
+    missing = outcomes.filter(pc.equal(outcomes["kind"], "no_reward"))
+    assert missing["reward"].null_count == len(missing) == 4
+    rows = _table(ledger, 0, "adapt", "batch", BATCH_ROWS)
+    zero = rows.filter(pc.is_in(rows["index"], value_set=missing["index"].combine_chunks()))
+    assert pc.unique(zero["reward"]).to_pylist() == [0.0]
+    assert verify_run(ledger) == []
+
+
+def test_a_failure_may_drop_its_group(engine, tmp_path):
+    config = small_run(
+        engine.url,
+        str(tmp_path),
+        run_id="groups",
+        agent="tests.agents:fails_in_even_rows",
+        val_data=None,
+        failures={"agent_error": {"then": "drop_group"}},
+    )
+    ledger = train(config)
+    reasons = [manifest.coverage.reasons for manifest in ledger.manifests()]
+    for number, found in enumerate(reasons):
+        rows = _table(ledger, number, "adapt", "batch", BATCH_ROWS)
+        dropped = rows.filter(pc.equal(rows["drop_reason"], "group_failed"))
+        assert len(pc.unique(dropped["index"])) == found.get("group_failed", 0)
+        assert found.get("group_failed", 0) == 3 * found.get("agent_error", 0)
+    assert sum(found.get("agent_error", 0) for found in reasons) > 0
+    assert verify_run(ledger) == []
 
 
 def _table(ledger: RunLedger, iteration: int, stage: str, name: str, schema):

@@ -140,6 +140,38 @@ def test_an_iteration_without_one_of_its_stages_is_not_committed(ledger: RunLedg
         commit(iteration, ledger.record(), {})
 
 
+@pytest.mark.parametrize(
+    ("stage", "change", "message"),
+    [
+        ("adapt", {"coverage": {"trained": 1, "masked": 1}}, "stage adapt states coverage"),
+        ("adapt", {"rows": {"trained": 1, "masked": 1}}, "stage adapt states rows"),
+        ("collect", {"rewards": {"rewarded": 1}}, "2 rollouts were expected and 2 have a reward"),
+    ],
+)
+def test_a_stage_that_states_something_else_than_the_records_is_not_committed(
+    ledger: RunLedger, stage: str, change: dict[str, dict[str, int]], message: str
+):
+    iteration = ledger.iteration(2)
+    write_stages(ledger, 2)
+    path = path_of(ledger, f"{iteration.prefix}stages/{stage}.json")
+    record = json.loads(path.read_text())
+    for name, values in change.items():
+        record["values"][name].update(values)
+    path.write_text(json.dumps(record))
+    with pytest.raises(LedgerError, match=message):
+        commit(iteration, ledger.record(), {})
+    assert not ledger.storage.exists(iteration.manifest_key)
+
+
+def test_collected_outcomes_that_no_shard_flushed_are_not_committed(ledger: RunLedger):
+    iteration = ledger.iteration(2)
+    write_stages(ledger, 2)
+    rollouts = RolloutSet(iteration, "train")
+    rollouts.claim([1])  # a later claim decides: what was collected of rollout 1 no longer counts
+    with pytest.raises(LedgerError, match="has other outcomes than the shards flushed for train"):
+        commit(iteration, ledger.record(), {})
+
+
 def test_a_chunk_that_a_zombie_flushes_after_the_commit_is_late_and_no_difference(
     ledger: RunLedger,
 ):

@@ -1,4 +1,9 @@
+from typing import Any
+
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage, summarise_rewards
@@ -31,6 +36,81 @@ def test_each_rollout_is_counted_once_with_its_reason():
 
 def test_a_rollout_without_any_record_is_unknown():
     assert rollout_coverage(9, OUTCOMES, make_rows([0, 1, 3], [None] * 3)).unknown == 5
+    assert rollout_coverage(4, OUTCOMES, make_rows([], [])).unknown == 3
+
+
+def with_masks(rows: pa.Table, *masks: list[int]) -> pa.Table:
+    column = rows.schema.get_field_index("response_mask")
+    field = rows.schema.field(column)
+    return rows.set_column(column, field, pa.array(masks, field.type))
+
+
+def test_a_rollout_without_a_weighted_token_is_masked():
+    outcomes = make_outcomes(*({"index": index} for index in range(4)))
+    rows = make_rows([0, 0, 1, 2, 2, 3], [None, None, None, "prompt_too_long", None, "unfinished"])
+    masked = with_masks(rows, [0, 0], [0, 1], [0, 0], [1, 1], [], [0, 0])
+    coverage = rollout_coverage(4, outcomes, masked)
+    assert (coverage.trained, coverage.masked, coverage.filtered) == (1, 2, 1)
+    assert coverage.reasons == {"unfinished": 1}
+    counted = row_coverage(masked)
+    assert (counted.built, counted.trained, counted.masked) == (6, 1, 3)
+    assert counted.dropped == {"prompt_too_long": 1, "unfinished": 1}
+
+
+def test_a_reward_by_policy_is_counted_and_its_failure_is_not():
+    outcomes = make_outcomes(
+        {"index": 0},
+        {"index": 1, "kind": "no_reward", "reward": None},
+        {"index": 2, "kind": "no_reward", "reward": None},
+    )
+    trained = rollout_coverage(3, outcomes, make_rows([0, 1], [None, None]))
+    assert (trained.trained, trained.failed, trained.rewards_by_policy) == (2, 1, 1)
+    assert trained.reasons == {"no_reward": 1}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "indices", "message"),
+    [
+        (({"index": 0}, {"index": 0, "attempt": 2}), [], "rollout 0 has more than one final"),
+        (({"index": 0}, {"index": 7}), [], "rollout 7 ended; 2 were expected"),
+        (({"index": 0},), [1], "rollout 1 has batch rows and did not end with a reward"),
+        (({"index": 1, "kind": "timeout"},), [1], "rollout 1 has batch rows and did not end"),
+    ],
+)
+def test_records_that_contradict_each_other_are_refused(
+    outcomes: tuple[dict[str, Any], ...], indices: list[int], message: str
+):
+    rows = make_rows(indices, [None] * len(indices))
+    with pytest.raises(ValueError, match=message):
+        rollout_coverage(2, make_outcomes(*outcomes), rows)
+
+
+ENDS = ("succeeded", "timeout", "no_reward")
+ROWS = st.tuples(st.sampled_from([None, "prompt_too_long"]), st.lists(st.sampled_from([0, 1])))
+
+
+@given(st.lists(st.tuples(st.sampled_from(ENDS), st.lists(ROWS, max_size=3)), max_size=8))
+def test_coverage_agrees_with_plain_loops(rollouts: list[tuple[str, list[Any]]]):
+    rollouts = [(end, [] if end == "timeout" else rows) for end, rows in rollouts]
+    outcomes = make_outcomes(*({"index": i, "kind": end} for i, (end, _) in enumerate(rollouts)))
+    flat = [(i, *row) for i, (_, rows) in enumerate(rollouts) for row in rows]
+    table = with_masks(
+        make_rows([i for i, _, _ in flat], [why for _, why, _ in flat]), *(m for _, _, m in flat)
+    )
+    found = rollout_coverage(len(rollouts), outcomes, table)
+    counts = dict.fromkeys(("trained", "masked", "filtered", "failed", "unknown"), 0)
+    for end, rows in rollouts:
+        kept = [mask for why, mask in rows if why is None]
+        if any(1 in mask for mask in kept):
+            counts["trained"] += 1
+        elif kept:
+            counts["masked"] += 1
+        elif rows:
+            counts["filtered"] += 1
+        else:
+            counts["unknown" if end == "succeeded" else "failed"] += 1
+    assert {name: getattr(found, name) for name in counts} == counts
+    assert found.rewards_by_policy == sum(e == "no_reward" and bool(r) for e, r in rollouts)
 
 
 def test_counts_that_do_not_add_up_are_refused():
@@ -57,6 +137,7 @@ def test_a_failed_rollout_is_not_a_reward_of_zero():
     assert summary.mean_reward == pytest.approx(2 / 3)
     assert summary.pass_rate == pytest.approx(2 / 3)
     assert summary.failures == {"timeout": 1}
+    assert summary.attempts == {"succeeded": 3, "infra_error": 1, "timeout": 1}
     assert summary.annotations == {"tool": 0.5}
 
 
