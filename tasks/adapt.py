@@ -10,7 +10,7 @@ from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord
 from agl_core.ledger.tables import OUTCOMES, SPANS, TRIPLETS
-from agl_core.trajectory.batch import build_rows
+from agl_core.trajectory.batch import build_batch
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from agl_core.trajectory.credit import shuffle_rewards
 from tasks import context
@@ -37,7 +37,7 @@ def adapt(ref: IterationRef) -> StageRecord:
     settings = run.algorithm.batch_settings.model_copy(
         update={"min_group_size": run.config.min_group_size}
     )
-    rows = build_rows(triplets, settings)
+    rows = build_batch(triplets, settings).rows
     coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, rows)
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)

@@ -108,6 +108,7 @@ def make_triplets(*rows: dict[str, Any]) -> pa.Table:
         "response_ids": [3, 4],
         "logprobs": [-0.5, -0.25],
         "reward": 1.0,
+        "rewards": [],
         "policy_version": "v000000",
         "temperature": 1.0,
         "finish_reason": "stop",

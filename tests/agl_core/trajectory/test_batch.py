@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_core.trajectory.batch import build_rows
+from agl_core.trajectory.batch import build_batch
 from agl_core.trajectory.settings import BatchSettings
 from tests.builders import make_triplets
 
@@ -17,7 +17,7 @@ def build(
         temperature=1.0,
         min_group_size=min_group,
     )
-    table = build_rows(make_triplets(*rows), settings)
+    table = build_batch(make_triplets(*rows), settings).rows
     return table.to_pylist()
 
 
