@@ -119,7 +119,13 @@ def make_triplets(*rows: dict[str, Any]) -> pa.Table:
 
 def make_rows(indices: Sequence[int], reasons: Sequence[str | None]) -> pa.Table:
     rows = [
-        {"row": row, "index": index, "group": index // 2, "drop_reason": reason}
+        {
+            "row": row,
+            "index": index,
+            "group": index // 2,
+            "response_mask": [1],
+            "drop_reason": reason,
+        }
         for row, (index, reason) in enumerate(zip(indices, reasons, strict=True))
     ]
     return pa.Table.from_pylist(rows, schema=BATCH_ROWS)

@@ -7,6 +7,7 @@ token that differs::
     prompt       1 2 3 9 6       differs at position 3: expected 4, found 9
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -114,6 +115,12 @@ def breaks_table(breaks: list[Break], joins: Joins, triplets: pa.Table) -> pa.Ta
         ],
         schema=BREAKS,
     )
+
+
+def count_breaks(table: pa.Table) -> dict[str, int]:
+    """Return how many breaks there are of each kind (schema `BREAKS`), those of none included."""
+    found = Counter(table["kind"].to_pylist())
+    return {kind.value: found[kind.value] for kind in BreakKind}
 
 
 def _starts(
