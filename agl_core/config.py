@@ -134,9 +134,9 @@ class RunConfig(_Settings):
     failures: FailureSettings = FailureSettings()
     """What follows a failed rollout."""
     serving: ServingSettings = ServingSettings()
-    min_group_size: int = Field(default=2, ge=2)
+    min_group_size: int | None = Field(default=None, ge=1)
     """Groups with fewer finished rollouts are filtered: an advantage needs something to compare
-    with.
+    with. None takes what the algorithm needs; fewer are refused.
     """
     max_automatic_starts: int = Field(default=5, ge=0)
     """Starts by automations in a row, without a newly committed iteration between them, before

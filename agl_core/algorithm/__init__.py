@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
+from agl_core.algorithm.base import Experience, IterativeAlgorithm
 from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError
 
-__all__ = ["BatchLimits", "Experience", "IterativeAlgorithm", "build_algorithm"]
+__all__ = ["Experience", "IterativeAlgorithm", "build_algorithm"]
 
 
 def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
@@ -27,4 +27,11 @@ def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
             f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: "
             "set only the run's"
         )
-    return VERL(overrides)
+    algorithm = VERL(overrides)
+    needed = algorithm.batch_settings.min_group_size
+    if config.min_group_size is not None and config.min_group_size < needed:
+        raise ConfigError(
+            f"min_group_size is {config.min_group_size}; this algorithm compares at least {needed} "
+            "rollouts of a group"
+        )
+    return algorithm

@@ -271,7 +271,9 @@ class Shard:
             stopping.set()
             self._wake.set()
             await flusher  # a flush that is under way ends first
-            await self._flush(on_flush, unfinished=True)
+            # Where the shard was stopped: attempts of rollouts that did not finish, for the record.
+            self._ready += sorted(self._attempts.keys() - set(self._ready))
+            await self._flush(on_flush)
             if self._leaks.threads or self._leaks.tasks:
                 logger.warning(
                     "shard=%s: %d agents run on after their attempts were given up; they end with "

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agl_core.failures import FailureSettings
-from agl_core.types.outcome import DropReason, FailureKind
+from agl_core.types.outcome import FailureKind
 
 
 def rewarded_outcomes(outcomes: pa.Table, settings: FailureSettings) -> pa.Table:
@@ -27,16 +27,10 @@ def rewarded_outcomes(outcomes: pa.Table, settings: FailureSettings) -> pa.Table
     return replaced.set_column(outcomes.schema.get_field_index("reward"), "reward", rewards)
 
 
-def drop_failed_groups(
-    rows: pa.Table, outcomes: pa.Table, groups: pa.Table, settings: FailureSettings
-) -> pa.Table:
-    """Return the rows, with those dropped whose group lost a rollout in a way that drops it whole.
-
-    The reason stands in place of `group_too_small`, which follows from it; rows that are dropped
-    for another reason keep that.
+def failed_groups(outcomes: pa.Table, groups: pa.Table, settings: FailureSettings) -> np.ndarray:
+    """Return the groups that lost a rollout in a way that drops the group whole, int32.
 
     Args:
-        rows: Schema `BATCH_ROWS`.
         outcomes: Schema `OUTCOMES`, every attempt.
         groups: Columns `index` and `group` of the requests.
         settings: Of the run.
@@ -45,9 +39,4 @@ def drop_failed_groups(
     kinds = [kind.value for kind, policy in policies.items() if policy.then == "drop_group"]
     failed = pc.and_(outcomes["final"], pc.is_in(outcomes["kind"], pa.array(kinds, pa.string())))
     members = outcomes.filter(failed)["index"].combine_chunks()
-    dropped = groups.filter(pc.is_in(groups["index"], members))["group"].to_numpy()
-    reasons = rows["drop_reason"].to_numpy().copy()
-    is_open = np.isin(reasons.astype(str), ["None", DropReason.GROUP_TOO_SMALL.value])
-    reasons[is_open & np.isin(rows["group"].to_numpy(), dropped)] = DropReason.GROUP_FAILED.value
-    column = rows.schema.get_field_index("drop_reason")
-    return rows.set_column(column, rows.schema.field(column), pa.array(reasons, pa.string()))
+    return groups.filter(pc.is_in(groups["index"], members))["group"].unique().to_numpy()

@@ -9,7 +9,7 @@ def test_shuffled_rewards_are_the_same_rewards_dealt_to_other_rollouts():
     after = shuffle_rewards(before, seed=1)
     assert sorted(after["reward"].to_pylist()) == sorted(before["reward"].to_pylist())
     assert after["reward"].to_pylist() != before["reward"].to_pylist()
-    assert after.drop(["reward"]).equals(before.drop(["reward"]))
+    assert after.drop(["reward", "rewards"]).equals(before.drop(["reward", "rewards"]))
 
 
 def test_every_call_of_a_rollout_gets_the_same_dealt_reward():

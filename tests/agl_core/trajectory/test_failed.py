@@ -1,12 +1,14 @@
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 import pytest
 
 from agl_core.adapter.columns import spans_to_triplets
 from agl_core.failures import FailureSettings
-from agl_core.trajectory.failed import drop_failed_groups, rewarded_outcomes
-from tests.builders import make_call, make_outcomes, make_requests, make_rows, make_spans
+from agl_core.trajectory.batch import build_batch
+from agl_core.trajectory.failed import failed_groups, rewarded_outcomes
+from agl_core.trajectory.settings import BatchSettings
+from tests.builders import make_call, make_outcomes, make_requests, make_spans
 
 OUTCOMES = make_outcomes(
     {"index": 0},
@@ -32,26 +34,12 @@ def test_a_missing_reward_is_zero_only_by_the_users_word_and_not_in_the_record()
     assert OUTCOMES["reward"].to_pylist()[1] is None
 
 
-def rows_of(*reasons: str | None) -> pa.Table:
-    """Rows of the rollouts 0, 1 (group 0) and 2, 2 (group 1)."""
-    rows = make_rows([0, 1, 2, 2], list(reasons))
-    column = rows.schema.get_field_index("group")
-    return rows.set_column(column, rows.schema.field(column), pa.array([0, 0, 1, 1], pa.int32()))
-
-
 @pytest.mark.parametrize(
-    ("kind", "reasons"),
-    [
-        ("timeout", [None, None, "group_failed", "prompt_too_long"]),
-        ("no_reward", ["group_failed", "group_failed", "group_too_small", "prompt_too_long"]),
-        ("infra_error", [None, None, "group_too_small", "prompt_too_long"]),
-    ],
+    ("kind", "groups"), [("timeout", [1]), ("no_reward", [0]), ("infra_error", [])]
 )
-def test_a_failure_that_drops_its_group_takes_every_row_of_it(kind: str, reasons: list[str | None]):
-    rows = rows_of(None, None, "group_too_small", "prompt_too_long")
-    dropped = drop_failed_groups(rows, OUTCOMES, GROUPS, settings(**{kind: {"then": "drop_group"}}))
-    assert dropped["drop_reason"].to_pylist() == reasons
-    assert dropped.schema == rows.schema
+def test_a_failure_that_drops_its_group_names_it(kind: str, groups: list[int]):
+    chosen = settings(**{kind: {"then": "drop_group"}})
+    assert failed_groups(OUTCOMES, GROUPS, chosen).tolist() == groups
 
 
 def test_only_the_attempt_that_decides_drops_a_group():
@@ -59,5 +47,16 @@ def test_only_the_attempt_that_decides_drops_a_group():
         {"index": 0, "kind": "timeout", "final": False}, {"index": 0, "attempt": 2}, {"index": 1}
     )
     chosen = settings(timeout={"then": "drop_group"})
-    dropped = drop_failed_groups(rows_of(None, None, None, None), outcomes, GROUPS, chosen)
-    assert dropped["drop_reason"].to_pylist() == [None] * 4
+    assert failed_groups(outcomes, GROUPS, chosen).tolist() == []
+
+
+def test_every_row_of_a_failed_group_is_dropped_unless_it_has_a_reason_of_its_own():
+    spans = make_spans(*(make_call(index) for index in range(4)), make_call(1, call_index=1))
+    outcomes = make_outcomes(*({"index": index} for index in range(4)))
+    triplets = spans_to_triplets(spans, outcomes, GROUPS)
+    rules = BatchSettings(max_prompt_length=9, max_response_length=9, temperature=1.0)
+    rows = build_batch(triplets, rules, failed_groups=np.array([0])).rows
+    assert rows["drop_reason"].to_pylist() == ["group_failed"] * 3 + [None] * 2
+    short = rules.model_copy(update={"max_response_length": 1})
+    rows = build_batch(triplets, short, failed_groups=np.array([0])).rows
+    assert set(rows["drop_reason"].to_pylist()) == {"response_too_long"}
