@@ -116,10 +116,10 @@ def _checked_coverage(
     adapted = stages["adapt"]
     coverage, rows = recount(iteration, stages["collect"], adapted)
     for name, counted in {"coverage": coverage, "rows": rows}.items():
-        if type(counted).model_validate(stages["adapt"].values[name]) != counted:
+        if type(counted).model_validate(adapted.values[name]) != counted:
             raise LedgerError(
                 f"iteration {iteration.iteration}: stage adapt states {name} "
-                f"{stages["adapt"].values[name]}, the records say {counted}"
+                f"{adapted.values[name]}, the records say {counted}"
             )
     return coverage, rows
 
