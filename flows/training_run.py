@@ -1,6 +1,7 @@
 """N iterations of one run, continued from where the ledger ends."""
 
 import logging
+from functools import partial
 
 from prefect import flow, tags
 from prefect.runtime import flow_run
@@ -100,7 +101,7 @@ async def _iterate(run: PreparedRun, committed: int) -> int:
             run_id=run.ledger.run_id,
             iteration=committed,
         )
-        await patiently(lambda: training_iteration(ref))
+        await patiently(partial(training_iteration, ref))
         logger.info("%s", plain_line(run.ledger.manifest(committed)))
         committed += 1
     return committed
