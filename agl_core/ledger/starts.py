@@ -27,7 +27,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.errors import ConfigError, ConflictError, LeaseLostError
+from agl_core.errors import ConfigError, ConflictError, LeaseLostError, LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.signs import SignOfLife, SignsOfLife, place, process_started, read_sign
 from agl_core.ledger.storage import Storage
@@ -329,8 +329,12 @@ class RunLease:
             return
         self._ended = True
         self._signs.stop()
-        if not self.is_lost:
+        if self.is_lost:
+            return
+        try:
             self._starts.end(self.number, reason)
+        except LedgerError as error:  # whatever ended the run says more
+            logger.warning("run=%s could not record its end: %s", self._starts.run_id, error)
 
     def _look(self) -> None:
         try:
