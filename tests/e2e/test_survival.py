@@ -222,18 +222,27 @@ def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
     assert states(api, pooled)[pooled.config.run_id] == "CANCELLED"
     assert pooled.rollouts.unfinished() == list(range(16))
 
-    # A retry of one of the shards, from the UI, runs its rollouts; the run then only the others.
-    pooled.open_gate()
+
+def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api):
+    """Its run was killed, and so was it; someone retries it in the UI, then starts the run."""
+    with pooled.started() as run:
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        run.kill()
     name = f"{pooled.config.run_id}-000000-train-0001"
+    sign = pooled.ledger.starts.shard_key(1, "000000-train-0001", "alive")
+    os.kill(files.read_json(pooled.ledger.storage, sign)["pid"], signal.SIGKILL)
+    wait_until(lambda: states(api, pooled)[name] == "CRASHED", "not seen by its worker")
+    pooled.open_gate()
     (shard,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
     scheduled = {"type": "SCHEDULED", "name": "AwaitingRetry"}
     api.post(f"/flow_runs/{shard['id']}/set_state", state=scheduled, force=True)
-    wait_until(lambda: len(pooled.rollouts.unfinished()) == 8, "the shard was not run again")
-    assert api.ended(shard["id"])["state_type"] == "COMPLETED"
+    wait_until(lambda: not pooled.rollouts.unfinished(), "the shard was not run again")
+    first, second, retry = pooled.rollouts.claims()
+    assert (retry.retry_of, retry.indices) == (1, first.indices)
+    assert set(pooled.rollouts.deciding_claims().values()) == {second.number, retry.number}
+    assert len(pooled.waiting()) == 24, "16 attempts, and 8 of the retry"
     pooled.finish()
-    claims = pooled.rollouts.claims()
-    assert [claim.retry_of for claim in claims[2:]] == [1, None]
-    assert set(claims[3].indices) == set(claims[1].indices)
+    assert len(pooled.waiting()) == 24
 
 
 def test_a_shard_that_is_killed_is_replaced(pooled: Campaign, api: Api):
