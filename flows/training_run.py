@@ -1,6 +1,7 @@
 """N iterations of one run, continued from where the ledger ends."""
 
 import logging
+from functools import partial
 
 from prefect import flow, tags
 from prefect.runtime import flow_run
@@ -11,6 +12,7 @@ from agl_core.config import RunConfig, check_settings
 from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.terminal import plain_line
 from flows.failure import fails_in_one_sentence
+from flows.patience import patiently
 from flows.training_iteration import training_iteration
 from tasks import context
 from tasks.context import IterationRef
@@ -86,7 +88,7 @@ async def training_run(
         if not run.algorithm.done(run.state_after(committed)):
             async with context.opened(run, automatic=automatic):
                 committed = await _iterate(run, committed)
-        await plot(run.ledger)
+        await patiently(lambda: plot(run.ledger))
     return RunSummary(run_id=run.ledger.run_id, ledger=run.ledger.storage.uri, iterations=committed)
 
 
@@ -99,7 +101,7 @@ async def _iterate(run: PreparedRun, committed: int) -> int:
             run_id=run.ledger.run_id,
             iteration=committed,
         )
-        await training_iteration(ref)
+        await patiently(partial(training_iteration, ref))
         logger.info("%s", plain_line(run.ledger.manifest(committed)))
         committed += 1
     return committed
