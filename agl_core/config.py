@@ -50,6 +50,9 @@ class RolloutSettings(_Settings):
     """... or after this many rollouts, whichever is first."""
     max_leaked_threads: int = Field(default=8, ge=0)
     """Sync agents past their deadline that may still run before the shard stops."""
+    isolation: Literal["none", "process"] = "none"
+    """`process` runs each agent in a process of its own, which is killed at the deadline, whatever
+    the agent does then; up to `concurrency` processes in a shard."""
 
     @model_validator(mode="before")
     @classmethod
