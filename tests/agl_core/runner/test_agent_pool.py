@@ -82,12 +82,11 @@ def wait_until_gone(*pids: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("agent", ["ends_its_process", "ends_in_the_loop"])
 async def test_an_agent_that_takes_its_process_along_fails_its_rollout_alone(
-    tmp_path: Path, server: ScriptedModelServer, agent: str
+    tmp_path: Path, server: ScriptedModelServer
 ):
     ends = ["return", "exit", "segfault", "raise", "nothing", "emit", "return again"]
-    found = await run(make_shard(tmp_path, server, agent, ends))
+    found = await run(make_shard(tmp_path, server, "ends_its_process", ends))
     kinds = {end: (outcome.kind.value, outcome.message) for end, (outcome, _) in found.items()}
     assert kinds == {
         "return": ("succeeded", ""),
@@ -108,6 +107,12 @@ async def test_an_agent_that_takes_its_process_along_fails_its_rollout_alone(
     assert pids["raise"] == pids["return again"]
     assert os.getpid() not in pids.values()
     wait_until_gone(*pids.values())
+
+
+async def test_a_coroutine_runs_in_a_process_too(tmp_path: Path, server: ScriptedModelServer):
+    found = await run(make_shard(tmp_path, server, "ends_in_the_loop", ["return", "exit"]))
+    assert found["return"][0].reward == 1.0
+    assert found["exit"][0].message == "the agent's process ended: exit code 7"
 
 
 async def test_the_deadline_holds_whatever_the_agent_does(
