@@ -57,8 +57,9 @@ class RolloutSettings(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _names_the_new_place(cls, values: Any) -> Any:
-        for name in _MOVED.keys() & (values if isinstance(values, dict) else {}):
-            raise ValueError(f"{name} is set for each kind of failure now: {_MOVED[name]}")
+        for name, place in _MOVED.items():
+            if isinstance(values, dict) and name in values:
+                raise ValueError(f"{name} is set for each kind of failure now: {place}")
         return values
 
 
