@@ -55,12 +55,16 @@ class RolloutSettings(_Settings):
     """... or after this many rollouts, whichever is first."""
     max_leaked_threads: int = Field(default=8, ge=0)
     """Sync agents past their deadline that may still run before the shard stops."""
+    isolation: Literal["none", "process"] = "none"
+    """`process` runs each agent in a process of its own, which is killed at the deadline, whatever
+    the agent does then; up to `concurrency` processes in a shard."""
 
     @model_validator(mode="before")
     @classmethod
     def _names_the_new_place(cls, values: Any) -> Any:
-        for name in _MOVED.keys() & (values if isinstance(values, dict) else {}):
-            raise ValueError(f"{name} is set for each kind of failure now: {_MOVED[name]}")
+        for name, place in _MOVED.items():
+            if isinstance(values, dict) and name in values:
+                raise ValueError(f"{name} is set for each kind of failure now: {place}")
         return values
 
 

@@ -28,6 +28,8 @@ _KINDS = (
 )
 _MIN_GROUPS = 4
 """One bad dataset row must not look like a broken agent (`give_up_after`)."""
+_MAX_MESSAGE = 300
+"""Characters of a rollout's message in the sentence of a stop."""
 _SLACK = 1e-9
 """A share of a whole number of rollouts is met in spite of rounding."""
 
@@ -149,15 +151,19 @@ class FailureTally:
         self._expected = expected
         self.kinds: Counter[FailureKind] = Counter()
         """Rollouts by how their last attempt ended."""
+        self._failures: Counter[FailureKind] = Counter()
         self._messages: Counter[str] = Counter()
         self._groups: set[int] = set()
         self._fatal = ""
 
     def add(self, rollout_id: str, group: int, kind: FailureKind, message: str) -> None:
-        """Count the end of one rollout."""
+        """Count the end of one rollout; one that is trained on reward 0 is no failure here."""
         self.kinds[kind] += 1
-        if kind is FailureKind.SUCCEEDED:
+        is_zero = kind is FailureKind.NO_REWARD and self._settings.no_reward.then == "zero"
+        if kind is FailureKind.SUCCEEDED or is_zero:
             return
+        message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
+        self._failures[kind] += 1
         self._messages[f"{kind}: {message}"] += 1
         self._groups.add(group)
         if not self._fatal and self._settings.policy(kind).then == "fail":
@@ -165,35 +171,28 @@ class FailureTally:
 
     def stop_reason(self) -> str | None:
         """Return why the set must stop, in one sentence; None where it may go on."""
-        limit = self._fatal or self._limit()
-        if not limit:
-            return None
         if self._fatal:
-            return f"the rollouts of {self._set} stop: {limit}"
-        (message, count), *_ = self._messages.most_common(1)
+            return f"the rollouts of {self._set} stop: {self._fatal}"
+        if not (limit := self._limit()):
+            return None
+        counts = ", ".join(f"{count} {kind}" for kind, count in self._failures.most_common())
+        ((message, times),) = self._messages.most_common(1)
         return (
-            f"the rollouts of {self._set} stop: {limit}; {self._failed()} of {self._expected} "
-            f"failed ({self._counts()}), most often ({count} times) as {message}"
+            f"the rollouts of {self._set} stop: {limit}; {self._failures.total()} of "
+            f"{self._expected} failed ({counts}), most often ({times} times) as {message}"
         )
 
     def _limit(self) -> str:
         """Return the limit that was passed; empty where none was."""
         settings, expected = self._settings, self._expected
-        failed = self._failed()
+        failed = self._failures.total()
         if expected - failed < settings.min_success_fraction * expected - _SLACK:
             share = settings.min_success_fraction
             return f"fewer than failures.min_success_fraction = {share:g} can succeed"
         for kind, policy in settings.policies().items():
-            if self.kinds[kind] > policy.max_fraction * expected + _SLACK:
+            if self._failures[kind] > policy.max_fraction * expected + _SLACK:
                 return f"more than failures.{kind}.max_fraction = {policy.max_fraction:g} failed"
-        is_hopeless = failed >= settings.give_up_after and not self.kinds[FailureKind.SUCCEEDED]
+        is_hopeless = failed >= settings.give_up_after and failed == self.kinds.total()
         if is_hopeless and len(self._groups) >= _MIN_GROUPS:
             return f"none of the first failures.give_up_after = {settings.give_up_after} succeeded"
         return ""
-
-    def _failed(self) -> int:
-        return self.kinds.total() - self.kinds[FailureKind.SUCCEEDED]
-
-    def _counts(self) -> str:
-        kinds = self.kinds - Counter({FailureKind.SUCCEEDED: self.kinds[FailureKind.SUCCEEDED]})
-        return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())

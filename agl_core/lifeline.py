@@ -24,10 +24,10 @@ _GRACE_SECONDS = 8.0
 class ChildProcess:
     """A guarded command; end it with `stop` or by leaving the `with` block."""
 
-    def __init__(self, guard: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, guard: "subprocess.Popen[bytes]", log: Path | None) -> None:
         self._guard = guard
         self.log = log
-        """File with the command's output."""
+        """File with the command's output, if it has one of its own."""
 
     @property
     def is_running(self) -> bool:
@@ -41,7 +41,20 @@ class ChildProcess:
 
     def log_tail(self, lines: int = 15) -> str:
         """Return the last lines of the command's output."""
+        assert self.log is not None, "the command writes to the output of this process"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """Return the command's exit status once it has ended, 256 - N after signal N; None where it
+        still runs.
+        """
+        try:
+            status = self._guard.wait(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        if self._guard.stdin:
+            self._guard.stdin.close()
+        return status
 
     def stop(self) -> None:
         """End the command and everything it started, and wait for that."""
@@ -60,16 +73,23 @@ class ChildProcess:
         self.stop()
 
 
-def spawn(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> ChildProcess:
+def spawn(
+    command: Sequence[str],
+    log: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> ChildProcess:
     """Start a command that ends when this process ends.
 
     Args:
         command: Program and arguments.
-        log: File that gets its output, appended; its folder is created.
+        log: File that gets its output, appended; its folder is created. None: this process's own.
         env: Environment of the command; None inherits this process's.
+        pass_fds: Descriptors that the command inherits under their numbers.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") if log is not None else contextlib.nullcontext() as output:
         guard = subprocess.Popen(
             # -P: the folder of this file has modules named like the standard library.
             [sys.executable, "-P", str(Path(__file__).resolve()), *command],
@@ -77,6 +97,7 @@ def spawn(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
             stdout=output,
             stderr=output,
             env=dict(env) if env is not None else None,
+            pass_fds=pass_fds,
             # A Ctrl-C in the terminal reaches the parent alone, which then ends the guard.
             start_new_session=True,
         )
@@ -85,7 +106,12 @@ def spawn(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
 
 def _guard(command: Sequence[str]) -> int:
     """Run the command until it ends or standard input closes; return its exit status."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        close_fds=False,  # what this process inherited is for the command
+    )
 
     def end_with_parent() -> None:
         while os.read(0, 4096):  # not sys.stdin, whose lock would block the end of this process

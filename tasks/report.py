@@ -56,11 +56,11 @@ def failed_report(failed: Sequence[FailedRollout], kinds: Mapping[str, int]) -> 
         "# Failed rollouts",
         *(f"- {kind}: {count}" for kind, count in sorted(counts.items())),
         "",
-        f"The first {len(failed)} of {sum(counts.values())}; log lines are on the page of the task "
-        "run.",
+        f"The first {len(failed)} of {sum(counts.values())}, each linked to the page of its task "
+        "run, with its log lines.",
         "",
-        "| rollout | kind | attempts | message | last span | |",
-        "|---|---|---|---|---|---|",
+        "| rollout | kind | attempts | message | last span |",
+        "|---|---|---|---|---|",
         *(_failed_row(rollout) for rollout in failed),
     ]
     return "\n".join(lines)
@@ -68,10 +68,10 @@ def failed_report(failed: Sequence[FailedRollout], kinds: Mapping[str, int]) -> 
 
 def _failed_row(rollout: FailedRollout) -> str:
     url = url_for("task-run", obj_id=rollout.task_run) if rollout.task_run else None
-    link = f"[task run]({url})" if url else ""
+    name = f"[{rollout.rollout_id}]({url})" if url else rollout.rollout_id
     return (
-        f"| {rollout.rollout_id} | {rollout.kind} | {rollout.attempts} | "
-        f"{_cell(rollout.message)} | {_cell(rollout.last_span)} | {link} |"
+        f"| {name} | {rollout.kind} | {rollout.attempts} | "
+        f"{_cell(rollout.message)} | {_cell(rollout.last_span)} |"
     )
 
 

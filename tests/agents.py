@@ -1,13 +1,17 @@
 """Agents that tests run; each is an ordinary function, as a user would write it."""
 
 import asyncio
+import ctypes
 import logging
+import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
 
+from agl_core.emitter import emit_annotation, emit_reward
 from agl_core.types.core import AttemptedRollout
 from agl_core.types.resources import LLM
 from examples.calculator.agent import calculator
@@ -120,9 +124,40 @@ def waits_at_a_gate(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -
     return float(len(text) + (rollout.metadata or {})["sample"])
 
 
+def ends_its_process(task: dict[str, Any], llm: LLM) -> float:
+    """Ends as its task says, in ways that a thread does not survive, after one call and a note."""
+    _ask(task, llm)
+    emit_annotation({"pid": os.getpid()})
+    logger.info("in process %d", os.getpid())
+    match task["ends"]:
+        case "exit":
+            os._exit(7)
+        case "segfault":
+            ctypes.string_at(0)
+        case "hang":
+            child = subprocess.Popen(["sleep", "300"])
+            emit_annotation({"child": child.pid})
+            ctypes.PyDLL(None).sleep(300)  # holds the interpreter's lock
+        case "raise":
+            raise ConnectionError("lost")
+        case "nothing":
+            return None  # pyright: ignore[reportReturnType]
+        case "emit":
+            emit_reward(0.5)
+            return None  # pyright: ignore[reportReturnType]
+    return 1.0
+
+
+async def ends_in_the_loop(task: dict[str, Any], llm: LLM) -> float:
+    """The same, as a coroutine."""
+    return ends_its_process(task, llm)
+
+
 __all__ = [
     "asks_once",
     "calculator",
+    "ends_in_the_loop",
+    "ends_its_process",
     "fails_and_logs",
     "fails_and_logs_in_the_loop",
     "fails_by_sample",

@@ -1,7 +1,6 @@
 """Coverage counted again from the records: requests, what the shards flushed, and the batch."""
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
@@ -10,7 +9,7 @@ from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage
-from agl_core.types.outcome import Coverage, RowCoverage
+from agl_core.types.outcome import Coverage, FailureKind, RowCoverage
 
 _END = ["index", "attempt_id", "kind", "reward"]
 """What of an attempt decides a rollout."""
@@ -57,7 +56,7 @@ def check_collected(iteration: IterationLedger, collected: StageRecord) -> tuple
         raise LedgerError(f"{key} has other outcomes than the shards flushed for {rollouts.name}")
     summary = RewardSummary.model_validate(collected.values["rewards"])
     expected = len(rollouts.read_requests(["index"]))
-    rewarded = pc.sum(pc.is_valid(ends[0]["reward"])).as_py() or 0
+    rewarded = ends[0]["kind"].to_pylist().count(FailureKind.SUCCEEDED.value)
     if (summary.expected, summary.rewarded) != (expected, rewarded) or expected != (
         rewarded + sum(summary.failures.values())
     ):

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -33,6 +33,9 @@ from agl_core.tracer.base import Tracer
 from agl_core.types.core import AttemptedRollout
 from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import NamedResources
+
+if TYPE_CHECKING:  # the pool builds on this module
+    from agl_core.runner.agent_pool import AgentPool
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +106,7 @@ async def run_attempt(
     store: LightningStore | None = None,
     hooks: HookCalls | None = None,
     leaks: LeakCounter | None = None,
+    pool: "AgentPool | None" = None,
 ) -> AttemptResult:
     """Run the agent once and return how it ended and what it left.
 
@@ -116,6 +120,7 @@ async def run_attempt(
             (unless the tracer was set up with a store).
         hooks: Called inside the trace, before and after the agent.
         leaks: Counts agents that run on after their deadline.
+        pool: Runs the agent in a process of its own, which is killed at the deadline.
 
     Raises:
         AttemptCancelled: This code was cancelled; a CancelledError with what was left until then.
@@ -133,13 +138,16 @@ async def run_attempt(
             if hooks is not None:
                 await hooks.trace_start()
             try:
-                ending = await _run_agent(
-                    agent.is_async(),
-                    lambda: agent.call(resources, rollout),
-                    trace,
-                    timeout_seconds,
-                    leaks or LeakCounter(),
-                )
+                if pool is not None:
+                    ending = await pool.run(rollout, resources, trace, timeout_seconds)
+                else:
+                    ending = await run_agent(
+                        agent.is_async(),
+                        lambda: agent.call(resources, rollout),
+                        trace,
+                        timeout_seconds,
+                        leaks or LeakCounter(),
+                    )
             except asyncio.CancelledError:
                 trace.fail(FailureKind.CANCELLED)
                 raise
@@ -163,14 +171,22 @@ async def run_attempt(
     return AttemptResult(rollout, ending, trace, started, time.monotonic() - clock)
 
 
-async def _run_agent(
+async def run_agent(
     is_async: bool,
     call: Callable[[], Any],
     trace: AttemptTrace,
     timeout_seconds: float | None,
     leaks: LeakCounter,
 ) -> Ending:
-    """Run the agent and record the reward that it returns."""
+    """Run the agent in this process and record the reward that it returns.
+
+    Args:
+        is_async: Whether the call returns a coroutine.
+        call: Calls the agent.
+        trace: Of the attempt.
+        timeout_seconds: Deadline; None for none.
+        leaks: Counts agents that run on after it.
+    """
     try:
         if is_async:
             returned = await run_coroutine(call(), timeout_seconds, leaks)

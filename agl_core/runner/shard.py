@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,6 +38,7 @@ from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
 from agl_core.llm_proxy.app import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
+from agl_core.runner.agent_pool import AgentPool
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.failed import MAX_SHOWN, FailedRollout, describe_failed
 from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id
@@ -117,6 +118,7 @@ class Shard:
         self._agent = agent
         self._tracer = OtelTracer()
         self._leaks = LeakCounter()
+        self._pool: AgentPool | None = None
         self._llm: ProxyLLM | None = None
         self._attempts: dict[int, list[JudgedAttempt]] = {}
         self._finished: set[int] = set()
@@ -185,6 +187,7 @@ class Shard:
                 tracer=self._tracer,
                 timeout_seconds=self.settings.timeout_seconds,
                 leaks=self._leaks,
+                pool=self._pool,
             )
         except AttemptCancelled as error:
             self._keep(index, error.result)
@@ -284,7 +287,7 @@ class Shard:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Run the recording proxy while the block runs."""
+        """Run the recording proxy, and processes for agents, while the block runs."""
         resources = self._rollouts.read_resources()
         token = env_var.engine_token()
         config = ProxyConfig(
@@ -294,8 +297,11 @@ class Shard:
             rollout_seeds=self._seeds,
             deadline_seconds=self.settings.timeout_seconds,
         )
-        async with ProxyServer(config, self._tracer) as proxy:
+        async with AsyncExitStack() as stack:
+            proxy = await stack.enter_async_context(ProxyServer(config, self._tracer))
             self._llm = proxy.as_resource(resources.policy.version, resources.sampling_parameters)
+            if self.settings.isolation == "process":
+                self._pool = await stack.enter_async_context(AgentPool.open(self.agent_name))
             yield
 
     async def _flush_regularly(self, on_flush: FlushListener, stopping: asyncio.Event) -> None:

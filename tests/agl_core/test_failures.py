@@ -151,3 +151,15 @@ def test_the_limit_is_exact(expected: int, failed: int, share: float):
     reason = tally(expected, *kinds, min_success_fraction=share).stop_reason()
     tenths = round(share * 10)
     assert (reason is not None) == (10 * (expected - failed) < tenths * expected)
+
+
+def test_a_rollout_that_is_trained_on_zero_is_no_failure():
+    ends = ["no_reward"] * 16
+    assert tally(16, *ends, groups=4).stop_reason() is not None
+    assert tally(16, *ends, groups=4, no_reward={"then": "zero"}).stop_reason() is None
+
+
+def test_the_sentence_of_a_stop_is_bounded():
+    found = FailureTally(settings(), "train", 1)
+    found.add("ro-1", 0, FailureKind.AGENT_ERROR, "x" * 10_000)
+    assert len(found.stop_reason() or "") < 600

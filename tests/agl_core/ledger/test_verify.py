@@ -34,12 +34,12 @@ CONFIG = RunConfig.model_validate(
 )
 
 
-def write_stages(ledger: RunLedger, number: int) -> None:
-    """Write every stage of an iteration of two rollouts, both trained."""
+def write_stages(ledger: RunLedger, number: int, **second: Any) -> None:
+    """Write every stage of an iteration of two rollouts, both trained unless the second failed."""
     iteration = ledger.iteration(number)
     rollouts = RolloutSet(iteration, "train")
-    outcomes = make_outcomes({"index": 0}, {"index": 1})
-    rows = make_rows([0, 1], [None, None])
+    outcomes = make_outcomes({"index": 0}, {"index": 1, **second})
+    rows = make_rows([0], [None]) if second else make_rows([0, 1], [None, None])
     with iteration.stage("propose") as stage:
         stage.values["policy_in"] = POLICY.model_dump(mode="json")
     with iteration.stage("publish"):
@@ -161,6 +161,14 @@ def test_a_stage_that_states_something_else_than_the_records_is_not_committed(
     with pytest.raises(LedgerError, match=message):
         commit(iteration, ledger.record(), {})
     assert not ledger.storage.exists(iteration.manifest_key)
+
+
+def test_a_failed_rollout_may_hold_the_reward_that_its_agent_gave(ledger: RunLedger):
+    write_stages(ledger, 2, kind="no_trace", reward=1.0)
+    manifest = commit(ledger.iteration(2), ledger.record(), {})
+    assert (manifest.coverage.trained, manifest.coverage.failed) == (1, 1)
+    assert manifest.rewards.rewarded == 1
+    assert verify_run(ledger) == []
 
 
 def test_collected_outcomes_that_no_shard_flushed_are_not_committed(ledger: RunLedger):
