@@ -14,6 +14,7 @@ candidates in time that grows with the tokens; every join is then compared id by
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -133,10 +134,12 @@ def _blocks(lengths: np.ndarray, rollout: np.ndarray) -> Iterator[tuple[int, int
     edges = [*np.flatnonzero(np.diff(rollout, prepend=-1)).tolist(), len(rollout)]
     tokens = np.concatenate([[0], np.cumsum(lengths)])
     low = 0
-    for edge, following in zip(edges[1:], [*edges[2:], None], strict=True):
-        if following is None or tokens[following] - tokens[low] > _BLOCK_TOKENS:
+    for edge, following in pairwise(edges):
+        if tokens[following] - tokens[low] > _BLOCK_TOKENS and edge > low:
             yield low, edge
             low = edge
+    if low < len(rollout):
+        yield low, len(rollout)
 
 
 def _hashes(
