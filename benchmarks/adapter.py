@@ -14,6 +14,7 @@ from agl_core.adapter.columns import spans_to_triplets
 from agl_core.adapter.triplet import TracerTraceToTriplet
 from agl_core.ledger.tables import OUTCOMES, SPANS
 from agl_core.trajectory.batch import build_rows
+from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.tracer import Span
 
 CALLS = 8
@@ -107,16 +108,13 @@ def time_tables() -> None:
     """Print the rates of the pipeline's path."""
     for rollouts in (250, 500, 1000, 2000):
         spans, outcomes, groups = make_tables(rollouts)
+        settings = BatchSettings(
+            max_prompt_length=PROMPT, max_response_length=RESPONSE, temperature=1.0
+        )
         started = time.perf_counter()
         triplets = spans_to_triplets(spans, outcomes, groups)
         adapted = time.perf_counter()
-        rows = build_rows(
-            triplets,
-            max_prompt_length=PROMPT,
-            max_response_length=RESPONSE,
-            temperature=1.0,
-            min_group_size=2,
-        )
+        rows = build_rows(triplets, settings)
         built = time.perf_counter()
         print(
             f"{len(spans):6} calls of {PROMPT}+{RESPONSE} tokens: "

@@ -34,14 +34,10 @@ def adapt(ref: IterationRef) -> StageRecord:
     triplets = _read_triplets(iteration, collected.file("spans").key, outcomes)
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + ref.iteration)
-    limits = run.algorithm.batch_limits
-    rows = build_rows(
-        triplets,
-        max_prompt_length=limits.max_prompt_length,
-        max_response_length=limits.max_response_length,
-        temperature=limits.temperature,
-        min_group_size=run.config.min_group_size,
+    settings = run.algorithm.batch_settings.model_copy(
+        update={"min_group_size": run.config.min_group_size}
     )
+    rows = build_rows(triplets, settings)
     coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, rows)
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)

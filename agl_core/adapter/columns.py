@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from agl_core import semconv
 from agl_core.errors import TraceError
-from agl_core.ledger.tables import TRIPLETS
+from agl_core.ledger.tables import REWARDS, TRIPLETS
 
 
 def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> pa.Table:
@@ -53,6 +53,7 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
             "response_ids": calls["response_token_ids"],
             "logprobs": calls["logprobs"],
             "reward": _look_up(calls["index"], counted["index"], counted["reward"]),
+            "rewards": pa.nulls(len(calls), REWARDS),
             "policy_version": calls["policy_version"],
             "temperature": calls["temperature"],
             "finish_reason": calls["finish_reason"],

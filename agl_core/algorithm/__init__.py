@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
+from agl_core.algorithm.base import Experience, IterativeAlgorithm
 from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError
 
-__all__ = ["BatchLimits", "Experience", "IterativeAlgorithm", "build_algorithm"]
+__all__ = ["Experience", "IterativeAlgorithm", "build_algorithm"]
 
 
 def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:

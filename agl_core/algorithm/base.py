@@ -23,6 +23,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 from pydantic import BaseModel
 
+from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.training import Artifacts, Dataset, PolicyRef, Proposal
 
 StateT = TypeVar("StateT", bound=BaseModel)
@@ -39,18 +40,6 @@ class Experience:
     artifacts: Artifacts
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Which rows an algorithm takes."""
-
-    max_prompt_length: int
-    """Tokens."""
-    max_response_length: int
-    """Tokens."""
-    temperature: float
-    """Log-probs are compared at this sampling temperature; another one is not comparable."""
-
-
 class IterativeAlgorithm(ABC, Generic[StateT]):
     """Learns in iterations; see the module's description for the order of calls."""
 
@@ -64,8 +53,8 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
 
     @property
     @abstractmethod
-    def batch_limits(self) -> BatchLimits:
-        """Rows beyond these are dropped, with the reason, before the algorithm sees them."""
+    def batch_settings(self) -> BatchSettings:
+        """How triplets become the rows that `learn` is given."""
 
     @abstractmethod
     def start(self, base: PolicyRef, train_dataset: Dataset, val_dataset: Dataset | None) -> StateT:

@@ -4,6 +4,7 @@ digest.
 
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from agl_core.errors import LedgerError
@@ -12,14 +13,26 @@ from agl_core.ledger.digest import json_digest, table_digest
 from agl_core.ledger.manifest import Cost, Manifest, RewardSummary
 from agl_core.ledger.run import RunRecord
 from agl_core.ledger.stages import STAGES, IterationLedger, StageRecord
+from agl_core.ledger.storage import Storage
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, TRIPLETS
 from agl_core.types.outcome import Coverage, FailureKind, RowCoverage
 from agl_core.types.training import FileRef, PolicyRef
 
 _NEEDED = ("propose", "publish", "rollout", "collect", "adapt", "update", "export")
 """Stages of every iteration; the others are there only where something is validated."""
-_TRIPLET_COLUMNS = ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward")
-_BATCH_COLUMNS = ("row", "index", "group", "response_mask", "reward", "drop_reason")
+_TRIPLET_COLUMNS = {
+    1: ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward"),
+    2: ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward", "rewards"),
+}
+"""Columns in the content digest, by the version of the table that holds them."""
+_BATCH_COLUMNS = {
+    1: ("row", "index", "group", "response_mask", "reward", "drop_reason"),
+    2: (
+        *("row", "index", "group", "call_index", "step", "num_calls"),
+        *("prompt_ids", "response_ids", "response_mask", "rollout_logprobs", "token_rewards"),
+        *("reward", "rollout_reward", "truncated", "drop_reason"),
+    ),
+}
 
 
 def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) -> Manifest:
@@ -141,14 +154,19 @@ def content_digest(
 ) -> str:
     """Digest what was learned from what; see the description of `agl_core.ledger.manifest`."""
     storage, adapted = iteration.storage, stages["adapt"]
-    triplets = files.read_table(storage, adapted.file("triplets").key, TRIPLETS, _TRIPLET_COLUMNS)
-    batch = files.read_table(storage, adapted.file("batch").key, BATCH_ROWS, _BATCH_COLUMNS)
     return json_digest(
         {
             "datasets": {name: ref.digest for name, ref in run.datasets.items()},
-            "triplets": table_digest(triplets, _TRIPLET_COLUMNS),
-            "batch": table_digest(batch, _BATCH_COLUMNS),
+            "triplets": _digest(storage, adapted.file("triplets").key, TRIPLETS, _TRIPLET_COLUMNS),
+            "batch": _digest(storage, adapted.file("batch").key, BATCH_ROWS, _BATCH_COLUMNS),
             "update_metrics": stages["update"].values.get("metrics", {}),
             "weights": policy_out.weights_digest,
         }
     )
+
+
+def _digest(
+    storage: Storage, key: str, schema: pa.Schema, columns: dict[int, tuple[str, ...]]
+) -> str:
+    names = columns[files.read_version(storage, key, schema)]
+    return table_digest(files.read_table(storage, key, schema, names), names)

@@ -43,6 +43,9 @@ def _update(digest: Any, array: Any) -> None:
         lengths = array.value_lengths().fill_null(0)
         digest.update(lengths.to_numpy(zero_copy_only=False).astype("<i8").tobytes())
         _update(digest, array.flatten())
+    elif pa.types.is_struct(array.type):
+        for field in array.flatten():
+            _update(digest, field)
     elif pa.types.is_string(array.type) or pa.types.is_binary(array.type):
         values = array.cast(pa.large_binary()).fill_null(b"")
         digest.update(

@@ -164,6 +164,18 @@ def read_table(
         return file.read(columns=list(columns) if columns is not None else None)
 
 
+def read_version(storage: Storage, key: str, schema: pa.Schema) -> int:
+    """Return the version of the schema that a table of the ledger was written with.
+
+    Raises:
+        LedgerError: The file is missing or holds another kind of table.
+    """
+    with storage.open(key) as source:
+        found = pq.ParquetFile(source).schema_arrow
+    _check_schema(key, found, schema)
+    return _version(found)
+
+
 def iter_tables(
     storage: Storage, key: str, schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:

@@ -7,8 +7,9 @@ requests)::
     requests  index=7 dataset=train row=31 group=3 sample=1
     outcomes  index=7 attempt=1 kind=succeeded reward=1.0
     spans     index=7 call_index=0 prompt_token_ids=[5, 9] response_token_ids=[12, 2]
-    logprobs=[-0.1, -0.7] triplets  index=7 call_index=0 prompt_ids=[5, 9] response_ids=[12, 2]
-    reward=1.0 batch     index=7 call_index=0 response_mask=[1, 1] drop_reason=null
+              logprobs=[-0.1, -0.7]
+    triplets  index=7 call_index=0 prompt_ids=[5, 9] response_ids=[12, 2] reward=1.0
+    batch     index=7 call_index=0 response_mask=[1, 1] token_rewards=[0, 1] drop_reason=null
     updates   row -> old_log_probs, advantages (one value for each response token)
 """
 
@@ -102,9 +103,22 @@ SPANS = _schema(
     ],
 )
 
+REWARDS = pa.list_(
+    pa.struct(
+        [
+            ("name", pa.string()),  # of the dimension
+            ("value", pa.float64()),
+            ("primary", pa.bool_()),  # the dimension that counts where none are weighted
+            ("final", pa.bool_()),  # part of the reward that was emitted last
+            ("matched", pa.bool_()),  # of this call; else of no call, kept on the first one
+        ]
+    )
+)
+"""Rewards that an agent emitted, an entry for each dimension, in the order of their spans."""
+
 TRIPLETS = _schema(
     "triplets",
-    1,
+    2,
     [
         ("index", pa.int32()),
         ("rollout_id", pa.string()),
@@ -114,7 +128,8 @@ TRIPLETS = _schema(
         ("prompt_ids", TOKEN_IDS),
         ("response_ids", TOKEN_IDS),
         ("logprobs", LOGPROBS),
-        ("reward", pa.float64()),
+        ("reward", pa.float64()),  # the rollout's final one
+        ("rewards", REWARDS),
         ("policy_version", pa.string()),
         ("temperature", pa.float64()),
         ("finish_reason", pa.string()),
@@ -123,19 +138,26 @@ TRIPLETS = _schema(
 
 BATCH_ROWS = _schema(
     "batch_rows",
-    1,
+    2,
     [
         ("row", pa.int32()),
         ("index", pa.int32()),
         ("rollout_id", pa.string()),
         ("group", pa.int32()),
-        ("call_index", pa.int32()),
+        ("call_index", pa.int32()),  # of the row's first call
+        ("step", pa.int32()),  # place of the row in its rollout, from 0
+        ("num_calls", pa.int32()),
         ("prompt_ids", TOKEN_IDS),
+        # Five lists of one length, an entry for each token of the response:
         ("response_ids", TOKEN_IDS),
         ("response_mask", pa.list_(pa.int8())),  # 1 where the token was sampled and has loss weight
-        ("rollout_logprobs", LOGPROBS),
-        ("reward", pa.float64()),
-        ("drop_reason", pa.string()),  # null where the row reaches the loss
+        ("rollout_logprobs", LOGPROBS),  # 0 where the token was not sampled
+        ("policy_versions", pa.list_(pa.dictionary(pa.int32(), pa.string()))),  # null: not sampled
+        ("token_rewards", pa.list_(pa.float32())),  # of a call, on the last token it sampled
+        ("reward", pa.float64()),  # sum of the token rewards before they were rounded
+        ("rollout_reward", pa.float64()),  # the rollout's one value for group statistics
+        ("truncated", pa.string()),  # what was cut: `prompt_left`, `prompt_left,response_right`
+        ("drop_reason", pa.string()),  # null where the row is in the batch
     ],
 )
 

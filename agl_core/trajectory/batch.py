@@ -9,17 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agl_core.ledger.tables import BATCH_ROWS
+from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.outcome import DropReason
 
 
-def build_rows(
-    triplets: pa.Table,
-    *,
-    max_prompt_length: int,
-    max_response_length: int,
-    temperature: float,
-    min_group_size: int,
-) -> pa.Table:
+def build_rows(triplets: pa.Table, settings: BatchSettings) -> pa.Table:
     """Return one batch row for each triplet, with the reason where it does not reach the loss.
 
     A row is dropped where its prompt or its response is too long, or where the agent sampled it at
@@ -28,10 +22,7 @@ def build_rows(
 
     Args:
         triplets: Schema `TRIPLETS`.
-        max_prompt_length: Tokens.
-        max_response_length: Tokens.
-        temperature: Of the run; a call without one was sampled at 1.
-        min_group_size: Rollouts.
+        settings: The rules.
 
     Returns:
         Schema `BATCH_ROWS`, in the order of the triplets, `row` numbered from 0. For every row
@@ -42,17 +33,29 @@ def build_rows(
     prompt_lengths = _lengths(triplets["prompt_ids"])
     response_lengths = _lengths(triplets["response_ids"])
     sampled_at = pc.fill_null(triplets["temperature"], 1.0).to_numpy()
-    reasons[sampled_at != temperature] = DropReason.OTHER_TEMPERATURE.value
-    reasons[response_lengths > max_response_length] = DropReason.RESPONSE_TOO_LONG.value
-    reasons[prompt_lengths > max_prompt_length] = DropReason.PROMPT_TOO_LONG.value
+    reasons[sampled_at != settings.temperature] = DropReason.OTHER_TEMPERATURE.value
+    reasons[response_lengths > settings.max_response_length] = DropReason.RESPONSE_TOO_LONG.value
+    reasons[prompt_lengths > settings.max_prompt_length] = DropReason.PROMPT_TOO_LONG.value
 
     kept = reasons == None  # noqa: E711 (an object array is compared by element)
     groups = triplets["group"].to_numpy()
     pairs = np.unique(np.stack([groups[kept], triplets["index"].to_numpy()[kept]], axis=1), axis=0)
     sizes = dict(zip(*np.unique(pairs[:, 0], return_counts=True), strict=True))
-    small = np.array([sizes.get(group, 0) < min_group_size for group in groups], dtype=bool)
+    small = np.array(
+        [sizes.get(group, 0) < settings.min_group_size for group in groups], dtype=bool
+    )
     reasons[kept & small] = DropReason.GROUP_TOO_SMALL.value
 
+    indices = triplets["index"].to_numpy()
+    steps = np.arange(num_rows) - np.searchsorted(indices, indices)
+    ends = np.cumsum(response_lengths)
+    token_rewards = np.zeros(ends[-1] if num_rows else 0, dtype=np.float32)
+    token_rewards[ends - 1] = triplets["reward"].to_numpy()
+    versions = triplets["policy_version"].combine_chunks().dictionary_encode()
+    by_token = pa.DictionaryArray.from_arrays(
+        versions.indices.take(pa.array(np.repeat(np.arange(num_rows), response_lengths))),
+        versions.dictionary,
+    )
     return pa.table(
         {
             "row": pa.array(np.arange(num_rows, dtype=np.int32)),
@@ -60,11 +63,17 @@ def build_rows(
             "rollout_id": triplets["rollout_id"],
             "group": triplets["group"],
             "call_index": triplets["call_index"],
+            "step": pa.array(steps, pa.int32()),
+            "num_calls": pa.array(np.ones(num_rows), pa.int32()),
             "prompt_ids": triplets["prompt_ids"],
             "response_ids": triplets["response_ids"],
-            "response_mask": _ones_like(triplets["response_ids"]),
+            "response_mask": _lists(np.ones(len(token_rewards), np.int8), response_lengths),
             "rollout_logprobs": triplets["logprobs"],
+            "policy_versions": _lists(by_token, response_lengths),
+            "token_rewards": _lists(token_rewards, response_lengths),
             "reward": triplets["reward"],
+            "rollout_reward": triplets["reward"],
+            "truncated": pa.nulls(num_rows, pa.string()),
             "drop_reason": pa.array(reasons, pa.string()),
         },
         schema=BATCH_ROWS,
@@ -75,9 +84,7 @@ def _lengths(lists: pa.ChunkedArray) -> np.ndarray:
     return pc.list_value_length(lists).to_numpy()
 
 
-def _ones_like(lists: pa.ChunkedArray) -> pa.Array:
-    """Return lists of ones with the same lengths."""
-    lengths = _lengths(lists)
+def _lists(values: np.ndarray | pa.Array, lengths: np.ndarray) -> pa.Array:
+    """Return flat values as lists of these lengths."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    ones = pa.array(np.ones(int(offsets[-1]), dtype=np.int8))
-    return pa.ListArray.from_arrays(pa.array(offsets), ones)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

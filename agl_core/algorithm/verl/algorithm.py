@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.algorithm.base import BatchLimits, Experience, IterativeAlgorithm
+from agl_core.algorithm.base import Experience, IterativeAlgorithm
 from agl_core.algorithm.verl.config import compose, normalise, total_steps
 from agl_core.algorithm.verl.order import rows_of_step
 from agl_core.errors import ConfigError
+from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.training import (
     Artifacts,
     Dataset,
@@ -88,11 +89,13 @@ class VERL(IterativeAlgorithm[VERLState]):
         return str(path)
 
     @property
-    def batch_limits(self) -> BatchLimits:
+    def batch_settings(self) -> BatchSettings:
         """VERL's `data.max_prompt_length`, `data.max_response_length` and `rollout.temperature`."""
         data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
-        return BatchLimits(
-            data.max_prompt_length, data.max_response_length, float(rollout.temperature)
+        return BatchSettings(
+            max_prompt_length=data.max_prompt_length,
+            max_response_length=data.max_response_length,
+            temperature=float(rollout.temperature),
         )
 
     def num_iterations(self, state: VERLState) -> int:
@@ -196,7 +199,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             policy=state.policy,
             sampling_parameters={
                 "temperature": float(temperature),
-                "max_tokens": self.batch_limits.max_response_length,
+                "max_tokens": self.config.data.max_response_length,
             },
             requests=tuple(
                 RolloutRequest(dataset=mode, row=row, group=group, sample=sample, mode=mode)

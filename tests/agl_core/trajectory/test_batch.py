@@ -4,19 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_core.trajectory.batch import build_rows
+from agl_core.trajectory.settings import BatchSettings
 from tests.builders import make_triplets
 
 
 def build(
     *rows: dict, max_prompt: int = 8, max_response: int = 8, min_group: int = 2
 ) -> list[dict]:
-    table = build_rows(
-        make_triplets(*rows),
+    settings = BatchSettings(
         max_prompt_length=max_prompt,
         max_response_length=max_response,
         temperature=1.0,
         min_group_size=min_group,
     )
+    table = build_rows(make_triplets(*rows), settings)
     return table.to_pylist()
 
 
