@@ -34,10 +34,7 @@ def adapt(ref: IterationRef) -> StageRecord:
     triplets = _read_triplets(iteration, collected.file("spans").key, outcomes)
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + ref.iteration)
-    settings = run.algorithm.batch_settings.model_copy(
-        update={"min_group_size": run.config.min_group_size}
-    )
-    rows = build_rows(triplets, settings)
+    rows = build_rows(triplets, run.algorithm.batch_settings)
     coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, rows)
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)

@@ -60,6 +60,12 @@ class DropReason(StrEnum):
     GROUP_TOO_SMALL = "group_too_small"
     OTHER_TEMPERATURE = "other_temperature"
     """The agent sampled at another temperature than the run's."""
+    NO_PEER_AT_STEP = "no_peer_at_step"
+    """Too few rollouts of the group made as many calls, so nothing compares with this one."""
+    REJECTED = "rejected"
+    """Rollout correction rejected every token."""
+    NO_WEIGHT = "no_weight"
+    """In the batch with weight 0, by policy."""
 
 
 class Coverage(BaseModel):

@@ -38,8 +38,8 @@ class Verdict:
 
 
 _HONOURED = Verdict(Fate.HONOURED)
-_SERVER = Verdict(Fate.SERVER, "is a setting of vLLM; here the embedded engine serves the policy")
-_GPU = Verdict(Fate.GPU, "has an effect on a GPU only, and there is none here; leave it out")
+_SERVER = Verdict(Fate.SERVER, "a setting of vLLM, and here the embedded engine serves the policy")
+_GPU = Verdict(Fate.GPU, "only a GPU makes use of it, and there is none here; leave it out")
 
 
 def _refused(reason: str) -> Verdict:
@@ -89,7 +89,7 @@ def _engine(section: str) -> dict[str, Verdict]:
 
 def _model(section: str) -> dict[str, Verdict]:
     return {
-        section: _refused("is not supported"),
+        section: _refused("not supported"),
         section + "path": _HONOURED,
         section + "hf_config_path": _FOLDER,
         section + "tokenizer_path": _FOLDER,
@@ -128,7 +128,7 @@ RULES: dict[str, Verdict] = {
     ACTOR + "freeze_vision_tower": _TEXT,
     ACTOR + "policy_loss._target_": _refused("VERL's own class is used"),
     ACTOR + "calculate_sum_pi_squared": _refused("no supported estimator reads it"),
-    ACTOR + "use_prefix_grouper": _refused("is not supported"),
+    ACTOR + "use_prefix_grouper": _refused("not supported"),
     ACTOR + "use_torch_compile": _GPU,
     ACTOR + "use_fused_kernels": _refused("fused kernels are not supported"),
     ACTOR + "use_remove_padding": _refused("set actor_rollout_ref.model.use_remove_padding"),
@@ -233,7 +233,7 @@ RULES: dict[str, Verdict] = {
     "custom_reward_function.": _REWARD,
     "sandbox_fusion.": _REWARD,
     # the run
-    "trainer.": _refused("is a setting of VERL's trainer, which this pipeline replaces"),
+    "trainer.": _refused("a setting of VERL's trainer, which this pipeline replaces"),
     "trainer.total_training_steps": _HONOURED,  # iterations
     "trainer.total_epochs": _HONOURED,  # used where total_training_steps is null
     "trainer.val_before_train": _HONOURED,
@@ -255,7 +255,7 @@ RULES: dict[str, Verdict] = {
     "trainer.default_hdfs_dir": _CHECKPOINT,
     "trainer.max_actor_ckpt_to_keep": _CHECKPOINT,
     "trainer.max_critic_ckpt_to_keep": _CHECKPOINT,
-    "trainer.v1.": _refused("is a setting of VERL's trainer, which this pipeline replaces"),
+    "trainer.v1.": _refused("a setting of VERL's trainer, which this pipeline replaces"),
     "distillation.": _refused("distillation is not supported"),
     "global_profiler.": _PROFILER,
     "ray_kwargs.": _ONE_RANK,
