@@ -14,6 +14,7 @@ Token-level estimators (`estimators.TOKEN`) get the rows as they are.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -69,7 +70,7 @@ def estimate(
         per_token = np.repeat(per_row, batch.response_lengths)
         return Advantages(np.where(weighted, per_token, 0).astype(np.float32), None, has_peers)
     padding = Padding(batch.response_lengths)
-    inputs = {
+    inputs: dict[str, Any] = {
         "token_level_rewards": padding.pad(token_rewards),
         "response_mask": padding.pad(batch.response_mask.astype(np.float32)),
     }
@@ -128,7 +129,7 @@ def _of_units(
     mask = (np.arange(max(1, lengths.max())) < lengths[:, None]).astype(np.float32)
     token_level_rewards = np.zeros_like(mask)
     token_level_rewards[:, 0] = rewards
-    inputs = {"index": groups, "config": algorithm}
+    inputs: dict[str, Any] = {"index": groups, "config": algorithm}
     if algorithm.adv_estimator in NORMALISED:
         inputs["norm_adv_by_std_in_grpo"] = algorithm.norm_adv_by_std_in_grpo
     advantages, _ = get_adv_estimator_fn(algorithm.adv_estimator)(

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.algorithm.base import Experience, IterativeAlgorithm
@@ -33,10 +34,7 @@ from agl_core.types.training import (
     RolloutRequest,
 )
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    # loads torch
+if TYPE_CHECKING:  # loads torch
     from agl_core.algorithm.verl.worker import UpdateWorker
 
 ResultT = TypeVar("ResultT")

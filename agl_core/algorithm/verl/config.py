@@ -25,6 +25,8 @@ from agl_core.algorithm.verl.overrides import Overrides, normalise
 from agl_core.errors import ConfigError
 
 _ABSENT = object()
+_OPEN = "override_optimizer_config"
+"""A mapping that is null by default."""
 
 
 def has_gpu() -> bool:
@@ -96,6 +98,8 @@ def _lookup(config: DictConfig, key: str) -> Any:
     node: Any = config
     for name in key.split("."):
         if isinstance(node, DictConfig) and len(node) == 0:
+            return _ABSENT
+        if node is None and f".{_OPEN}." in key:
             return _ABSENT
         if not isinstance(node, DictConfig) or name not in list(node):  # `in` denies missing values
             raise ConfigError(f"VERL config: unknown key {key!r}{_suggestion(config, key)}")

@@ -65,6 +65,7 @@ def _optimizer(section: str) -> dict[str, Verdict]:
     return {
         section + "optim.": _HONOURED,
         section + "optim._target_": _refused("VERL's own class is used"),
+        section + "optim.warmup_style": _refused("its name is lr_scheduler_type now"),
         section + "optim.total_training_steps": _refused("set trainer.total_training_steps"),
     }
 

@@ -1,6 +1,7 @@
 """The penalty on rewards for leaving the reference policy, by VERL's `apply_kl_penalty`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -41,7 +42,7 @@ def penalise(
         algorithm: VERL's section of that name.
         coefficient: Of this iteration.
     """
-    controller = get_kl_controller(algorithm.kl_ctrl)
+    controller: Any = get_kl_controller(algorithm.kl_ctrl)
     controller.value = coefficient
     padding = Padding(batch.response_lengths)
     data = DataProto.from_dict(

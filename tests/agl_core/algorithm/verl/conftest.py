@@ -179,6 +179,7 @@ def worker(_session_worker):
     """The session's update worker, with the weights and optimizer that it started with."""
     update_worker, start = _session_worker
     update_worker.load_checkpoint(start)
+    update_worker.start = start
     return update_worker
 
 
