@@ -60,6 +60,12 @@ RunId = Annotated[str, typer.Argument(help="Name of the run.")]
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="YAML file with the run's configuration.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Keys of VERL instead of the file's, in Hydra's grammar."
+        ),
+    ] = None,
     run_id: Annotated[str | None, typer.Option(help="Use this name instead of the file's.")] = None,
     ledger: Annotated[
         str | None, typer.Option(help="Use this ledger instead of the file's.")
@@ -72,11 +78,13 @@ def run(
 
     Starts a Prefect server of its own unless PREFECT_API_URL names one.
 
-    Example: agl run examples/calculator/run.yaml --run-id my-run
+    Example: agl run examples/calculator/run.yaml --run-id my-run algorithm.adv_estimator=rloo
     """
     settings = read_config(config, {"run_id": run_id, "ledger": ledger})
+    if overrides:
+        settings = with_settings(settings, overrides)
     if model is not None:
-        settings = with_model(settings, model)
+        settings = with_settings(settings, [f"actor_rollout_ref.model.path='{model}'"])
     try:
         prepared = prepare_run(settings, _credentials(settings.s3))
     except AglError as error:  # whatever it is, nothing has been started
@@ -231,16 +239,17 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
         raise ConfigError(f"configuration {path}: {error}") from error
 
 
-def with_model(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the configuration with another policy to start from.
+def with_settings(config: RunConfig, overrides: list[str]) -> RunConfig:
+    """Return the configuration with other settings of its algorithm, given as `key=value`.
 
     Raises:
-        ConfigError: The algorithm is not installed here, or a key of its settings is set twice.
+        ConfigError: The algorithm is not installed here, a key of its settings is set twice, or an
+            override is not in Hydra's grammar.
     """
     check_installed()
-    from agl_core.algorithm.verl.config import normalise  # hydra takes a moment
+    from agl_core.algorithm.verl.overrides import with_overrides  # hydra takes a moment
 
-    settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
+    settings = with_overrides(config.algorithm.config, overrides)
     algorithm = config.algorithm.model_copy(update={"config": settings})
     return config.model_copy(update={"algorithm": algorithm})
 

@@ -1,5 +1,6 @@
 """KL, entropy, rollout correction, losses and the critic in a whole update, on known numbers."""
 
+import asyncio
 import math
 import subprocess
 import sys
@@ -66,7 +67,9 @@ def test_the_penalty_is_the_coefficient_times_the_log_ratio_of_sampled_tokens(ba
     assert found.token_rewards == pytest.approx(batch.token_rewards - 0.1 * ratio, abs=1e-6)
     means = [
         part.sum() / mask.sum()
-        for part, mask in zip(rows_of(ratio, batch), rows_of(batch.response_mask, batch))
+        for part, mask in zip(
+            rows_of(ratio, batch), rows_of(batch.response_mask, batch), strict=True
+        )
     ]
     assert found.metrics["actor/reward_kl_penalty"] == pytest.approx(np.mean(means), abs=1e-6)
     assert found.metrics["actor/reward_kl_penalty_coeff"] == 0.1
@@ -286,8 +289,6 @@ GAE = normalise(SETTINGS) | {
 
 def go_on(state_file: Path, root: Path, out: Path) -> None:
     """Make the next iteration in this process, and leave its policy, metrics and critic."""
-    import asyncio
-
     torch.set_num_threads(1)  # as in the tests
     artifacts = LocalArtifacts(root)
     artifacts._scratches = 100  # names that the first process did not use
@@ -310,18 +311,21 @@ def go_on(state_file: Path, root: Path, out: Path) -> None:
     torch.save({"policy": policy, "critic": critic, "metrics": metrics}, out)
 
 
-async def test_a_fresh_process_goes_on_bit_equal_with_policy_and_critic(tiny_policy, tmp_path):
+def test_a_fresh_process_goes_on_bit_equal_with_policy_and_critic(tiny_policy, tmp_path):
     artifacts = LocalArtifacts(tmp_path / "kept")
     verl = VERL(GAE)
-    state = state_of(verl, tiny_policy)
-    first = await verl.export(await verl.learn(state, experience(artifacts)), artifacts)
+
+    async def iterate(state: VERLState) -> VERLState:
+        return await verl.export(await verl.learn(state, experience(artifacts)), artifacts)
+
+    first = asyncio.run(iterate(state_of(verl, tiny_policy)))
     found = metrics_of(artifacts)
     assert found[(1, "critic/vf_loss")] < found[(0, "critic/vf_loss")]
     assert {(0, "actor/pg_loss"), (None, "critic/vf_explained_var")} < found.keys()
     assert (1, "actor/pg_loss") not in found
     saved = tmp_path / "state.json"
     saved.write_text(first.model_dump_json())
-    final = await verl.export(await verl.learn(first, experience(artifacts)), artifacts)
+    final = asyncio.run(iterate(first))
     verl.close()
     assert final.policy.folder is not None
     here = load_file(artifacts.root / final.policy.folder.prefix / "model.safetensors")
