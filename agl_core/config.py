@@ -131,9 +131,9 @@ class RunConfig(_Settings):
     seed: int = Field(default=1, ge=0)
     rollout: RolloutSettings = RolloutSettings()
     serving: ServingSettings = ServingSettings()
-    min_group_size: int = Field(default=2, ge=2)
+    min_group_size: int | None = Field(default=None, ge=1)
     """Groups with fewer finished rollouts are filtered: an advantage needs something to compare
-    with.
+    with. None takes what the algorithm needs; fewer are refused.
     """
     pass_reward: float = 1.0
     """A rollout passes where its reward is at least this."""

@@ -13,7 +13,7 @@ from agl_core import semconv
 from agl_core.adapter.columns import spans_to_triplets
 from agl_core.adapter.triplet import TracerTraceToTriplet
 from agl_core.ledger.tables import OUTCOMES, SPANS
-from agl_core.trajectory.batch import build_rows
+from agl_core.trajectory.batch import build_batch
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.tracer import Span
 
@@ -114,7 +114,7 @@ def time_tables() -> None:
         started = time.perf_counter()
         triplets = spans_to_triplets(spans, outcomes, groups)
         adapted = time.perf_counter()
-        rows = build_rows(triplets, settings)
+        rows = build_batch(triplets, settings).rows
         built = time.perf_counter()
         print(
             f"{len(spans):6} calls of {PROMPT}+{RESPONSE} tokens: "

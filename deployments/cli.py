@@ -82,9 +82,9 @@ def run(
     """
     settings = read_config(config, {"run_id": run_id, "ledger": ledger})
     if overrides:
-        settings = with_settings(settings, overrides)
+        settings = with_overrides(settings, overrides)
     if model is not None:
-        settings = with_settings(settings, [f"actor_rollout_ref.model.path='{model}'"])
+        settings = with_model(settings, model)
     try:
         prepared = prepare_run(settings, _credentials(settings.s3))
     except AglError as error:  # whatever it is, nothing has been started
@@ -239,17 +239,30 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
         raise ConfigError(f"configuration {path}: {error}") from error
 
 
-def with_settings(config: RunConfig, overrides: list[str]) -> RunConfig:
-    """Return the configuration with other settings of its algorithm, given as `key=value`.
+def with_model(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the configuration with another policy to start from.
 
     Raises:
-        ConfigError: The algorithm is not installed here, a key of its settings is set twice, or an
-            override is not in Hydra's grammar.
+        ConfigError: The algorithm is not installed here, or a key of its settings is set twice.
     """
     check_installed()
-    from agl_core.algorithm.verl.overrides import with_overrides  # hydra takes a moment
+    from agl_core.algorithm.verl.overrides import normalise  # hydra takes a moment
 
-    settings = with_overrides(config.algorithm.config, overrides)
+    settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
+    algorithm = config.algorithm.model_copy(update={"config": settings})
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def with_overrides(config: RunConfig, overrides: list[str]) -> RunConfig:
+    """Return the configuration with other keys of VERL, given as `key=value`.
+
+    Raises:
+        ConfigError: As for `with_model`, or an override is not in Hydra's grammar.
+    """
+    check_installed()
+    from agl_core.algorithm.verl.overrides import normalise, parse_overrides
+
+    settings = normalise(config.algorithm.config) | parse_overrides(overrides)
     algorithm = config.algorithm.model_copy(update={"config": settings})
     return config.model_copy(update={"algorithm": algorithm})
 

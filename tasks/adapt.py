@@ -2,6 +2,8 @@
 dropped.
 """
 
+from pathlib import Path
+
 import pyarrow as pa
 
 from agl_core import progress
@@ -10,9 +12,11 @@ from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord
 from agl_core.ledger.tables import OUTCOMES, SPANS, TRIPLETS
-from agl_core.trajectory.batch import build_rows
+from agl_core.trajectory.batch import build_batch
+from agl_core.trajectory.breaks import count_breaks
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from agl_core.trajectory.credit import shuffle_rewards
+from agl_core.trajectory.vocabulary import find_vocabulary
 from tasks import context
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
@@ -21,8 +25,11 @@ from tasks.propose import TRAIN_SET
 
 @ledger_task(name="adapt", task_run_name="adapt")
 def adapt(ref: IterationRef) -> StageRecord:
-    """Write `triplets` and `batch` from the collected tables, and count what became of
+    """Write `triplets`, `batch` and `breaks` from the collected tables, and count what became of
     everything.
+
+    Raises:
+        TraceError: A row is too long, and the algorithm's settings say that this is an error.
     """
     iteration = ref.open()
     if record := iteration.record("adapt"):
@@ -34,14 +41,21 @@ def adapt(ref: IterationRef) -> StageRecord:
     triplets = _read_triplets(iteration, collected.file("spans").key, outcomes)
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + ref.iteration)
-    rows = build_rows(triplets, run.algorithm.batch_settings)
-    coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, rows)
+    settings = run.algorithm.batch_settings
+    vocabulary = None
+    if settings.level == "trajectory":
+        vocabulary = find_vocabulary(Path(run.algorithm.model_path).expanduser())
+    batch = build_batch(triplets, settings, vocabulary)
+    coverage = rollout_coverage(collected.values["rewards"]["expected"], outcomes, batch.rows)
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)
-        stage.put_table("batch", rows)
+        stage.put_table("batch", batch.rows)
+        stage.put_table("breaks", batch.breaks)
         stage.values |= {
             "coverage": coverage.model_dump(mode="json"),
-            "rows": row_coverage(rows).model_dump(mode="json"),
+            "rows": row_coverage(batch.rows).model_dump(mode="json"),
+            "tokens": batch.tokens.model_dump(mode="json"),
+            "breaks": count_breaks(batch.breaks),
         }
     return iteration.finished("adapt")
 

@@ -43,6 +43,7 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         *(f"- {reason}: {count}" for reason, count in sorted(manifest.coverage.reasons.items())),
         f"- batch rows: {manifest.rows.built} built, {manifest.rows.trained} trained"
         + "".join(f", {count} {reason}" for reason, count in manifest.rows.dropped.items()),
+        *_token_lines(manifest),
         "",
         "## Update",
         "| metric | mean over steps |",
@@ -68,6 +69,19 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
 def _coverage_row(coverage: Coverage) -> str:
     counts = coverage.model_dump(exclude={"reasons"}).values()
     return f"| {' | '.join(map(str, counts))} |"
+
+
+def _token_lines(manifest: Manifest) -> list[str]:
+    """Say what became of the sampled tokens, and how often trajectories broke off."""
+    if manifest.tokens is None:
+        return []
+    tokens = manifest.tokens
+    dropped = "".join(f", {count} {reason}" for reason, count in tokens.dropped.items())
+    breaks = ", ".join(f"{count} {kind}" for kind, count in manifest.breaks.items() if count)
+    return [
+        f"- tokens: {tokens.sampled} sampled, {tokens.trained} trained, {tokens.masked} masked"
+        f"{dropped}; breaks: {breaks or 'none'}"
+    ]
 
 
 def _reward_row(label: str, summary: RewardSummary) -> str:

@@ -32,7 +32,7 @@ async def update(ref: IterationRef) -> StageRecord:
         return record
     progress.report(progress.StageStarted(ref.iteration, "update"))
     adapted = iteration.finished("adapt")
-    if not adapted.values["rows"]["trained"]:
+    if not adapted.values["coverage"]["trained"]:
         raise TrainerError(
             f"iteration {ref.iteration}: no row reaches the loss; rollouts: "
             f"{adapted.values['coverage']}, rows: {adapted.values['rows']}"

@@ -108,6 +108,7 @@ def make_triplets(*rows: dict[str, Any]) -> pa.Table:
         "response_ids": [3, 4],
         "logprobs": [-0.5, -0.25],
         "reward": 1.0,
+        "rewards": [],
         "policy_version": "v000000",
         "temperature": 1.0,
         "finish_reason": "stop",
@@ -118,7 +119,13 @@ def make_triplets(*rows: dict[str, Any]) -> pa.Table:
 
 def make_rows(indices: Sequence[int], reasons: Sequence[str | None]) -> pa.Table:
     rows = [
-        {"row": row, "index": index, "group": index // 2, "drop_reason": reason}
+        {
+            "row": row,
+            "index": index,
+            "group": index // 2,
+            "response_mask": [1],
+            "drop_reason": reason,
+        }
         for row, (index, reason) in enumerate(zip(indices, reasons, strict=True))
     ]
     return pa.Table.from_pylist(rows, schema=BATCH_ROWS)

@@ -7,8 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agl_core import semconv
+from agl_core.adapter.call_rewards import match_call_rewards
 from agl_core.errors import TraceError
-from agl_core.ledger.tables import REWARDS, TRIPLETS
+from agl_core.ledger.spans import TOKEN_COLUMNS
+from agl_core.ledger.tables import TRIPLETS
 
 
 def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> pa.Table:
@@ -22,7 +24,8 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
 
     Returns:
         Triplets (schema `TRIPLETS`) ordered by `index`, then `call_index`. Each carries its
-        rollout's final reward. Token ids are the recorded ones; nothing is tokenised again.
+        rollout's final reward, and the emitted rewards that belong to the call. Token ids are the
+        recorded ones; nothing is tokenised again.
 
     Raises:
         TraceError: A successful call of such an attempt has no token ids, or not one log-prob for
@@ -42,6 +45,7 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
         [("index", "ascending"), ("call_index", "ascending")]
     )
     _check_ids(calls)
+    rewards = _look_up(calls["index"], counted["index"], counted["reward"])
     return pa.table(
         {
             "index": calls["index"],
@@ -52,8 +56,10 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
             "prompt_ids": calls["prompt_token_ids"],
             "response_ids": calls["response_token_ids"],
             "logprobs": calls["logprobs"],
-            "reward": _look_up(calls["index"], counted["index"], counted["reward"]),
-            "rewards": pa.nulls(len(calls), REWARDS),
+            "reward": rewards,
+            "rewards": match_call_rewards(
+                calls, spans.drop(TOKEN_COLUMNS).filter(counts), rewards.to_pylist()
+            ),
             "policy_version": calls["policy_version"],
             "temperature": calls["temperature"],
             "finish_reason": calls["finish_reason"],

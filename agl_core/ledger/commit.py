@@ -71,6 +71,8 @@ def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) 
         state=state,
         coverage=coverage,
         rows=RowCoverage.model_validate(adapted.values["rows"]),
+        tokens=adapted.values.get("tokens"),
+        breaks=adapted.values.get("breaks", {}),
         rewards=RewardSummary.model_validate(stages["collect"].values["rewards"]),
         validation=_validation(stages),
         update=stages["update"].values.get("metrics", {}),

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.types.outcome import Coverage, RowCoverage
+from agl_core.types.outcome import Coverage, RowCoverage, TokenCoverage
 from agl_core.types.training import FileRef, PolicyRef
 
 
@@ -63,6 +63,12 @@ class Manifest(BaseModel):
     """The algorithm's state after this iteration; the next one starts from it."""
     coverage: Coverage
     rows: RowCoverage
+    tokens: TokenCoverage | None = None
+    """Of the training rollouts; None in manifests of before it was counted."""
+    breaks: dict[str, int] = {}
+    """Calls that started a row though their rollout had one, by kind; see
+    `agl_core.trajectory.breaks`.
+    """
     rewards: RewardSummary
     """Of the training rollouts, sampled from `policy_in`."""
     validation: dict[str, RewardSummary]

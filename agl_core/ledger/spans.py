@@ -1,8 +1,11 @@
-"""OpenTelemetry spans to the `SPANS` table: promoted columns, and the other attributes as JSON."""
+"""OpenTelemetry spans to the `SPANS` table and back: promoted columns, and the other attributes as
+JSON.
+"""
 
 import json
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_core import semconv
 from agl_core.ledger.tables import SPANS
+from agl_core.types.tracer import OtelResource, Span, TraceStatus
 
 _PROMOTED = {
     "sequence_id": semconv.SEQUENCE_ID,
@@ -29,6 +33,13 @@ _PROMOTED = {
     "rollout_id": semconv.ROLLOUT_ID,
     "attempt_id": semconv.ATTEMPT_ID,
 }
+TOKEN_COLUMNS = ["prompt_token_ids", "response_token_ids", "logprobs"]
+"""Where most of the bytes are."""
+_SPAN_COLUMNS = (
+    *("rollout_id", "attempt_id", "sequence_id", "trace_id", "span_id", "parent_id"),
+    *("name", "status", "start_time", "end_time"),
+)
+_NO_RESOURCE = OtelResource()
 _BY_ATTRIBUTE = {attribute: column for column, attribute in _PROMOTED.items()}
 
 
@@ -69,6 +80,52 @@ def _row(span: ReadableSpan, index: int) -> dict[str, Any]:
         "attributes": json.dumps(attributes, sort_keys=True, default=str),
         "events": json.dumps([_event(event) for event in span.events], default=str),
     }
+
+
+def read_spans(table: pa.Table, *, with_attributes: bool) -> list[Span]:
+    """Return rows of a table of spans as spans, without token ids, log-probs and events.
+
+    Args:
+        table: Schema `SPANS`.
+        with_attributes: Whether to read the attributes, which takes most of the time.
+    """
+    ids = {"rollout_id", "attempt_id", "sequence_id"}
+    promoted = {name: _PROMOTED[name] for name in _PROMOTED if name not in TOKEN_COLUMNS}
+    columns = [*_SPAN_COLUMNS, *(promoted.keys() - ids if with_attributes else ())]
+    columns += ["attributes"] if with_attributes else []
+    return [_read_span(row, promoted) for row in table.select(columns).to_pylist()]
+
+
+def _read_span(row: dict[str, Any], promoted: dict[str, str]) -> Span:
+    attributes = json.loads(row.get("attributes") or "{}")
+    attributes |= {
+        attribute: row[column]
+        for column, attribute in promoted.items()
+        if row.get(column) is not None
+    }
+    return Span.model_construct(
+        rollout_id=row["rollout_id"],
+        attempt_id=row["attempt_id"],
+        sequence_id=row["sequence_id"] or 0,
+        trace_id=(row["trace_id"] or b"").hex(),
+        span_id=(row["span_id"] or b"").hex(),
+        parent_id=row["parent_id"].hex() if row["parent_id"] else None,
+        name=row["name"],
+        status=_status(row["status"] or "UNSET"),
+        attributes=attributes,
+        events=[],  # a default that has to be made takes most of a span's time
+        links=[],
+        start_time=row["start_time"],
+        end_time=row["end_time"],
+        context=None,
+        parent=None,
+        resource=_NO_RESOURCE,
+    )
+
+
+@cache
+def _status(code: Any) -> TraceStatus:
+    return TraceStatus(status_code=code)
 
 
 def _fits(column: str, value: Any) -> bool:

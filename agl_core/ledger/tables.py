@@ -161,6 +161,22 @@ BATCH_ROWS = _schema(
     ],
 )
 
+BREAKS = _schema(
+    "breaks",
+    1,
+    [
+        ("row", pa.int32()),  # that the call starts
+        ("index", pa.int32()),
+        ("rollout_id", pa.string()),
+        ("call_index", pa.int32()),
+        ("kind", pa.string()),
+        ("position", pa.int32()),  # of the first token that differs; null where none does
+        ("expected_id", pa.int32()),
+        ("found_id", pa.int32()),
+    ],
+)
+"""Calls that start a row though their rollout has one; see `agl_core.trajectory.breaks`."""
+
 UPDATE_ROWS = _schema(
     "update_rows",
     2,

@@ -88,7 +88,10 @@ def _verify_content(ledger: RunLedger, run: RunRecord, manifest: Manifest) -> It
         ledger.storage, stages["collect"].file("outcomes").key, OUTCOMES, ["index", "kind", "final"]
     )
     rows = files.read_table(
-        ledger.storage, stages["adapt"].file("batch").key, BATCH_ROWS, ["index", "drop_reason"]
+        ledger.storage,
+        stages["adapt"].file("batch").key,
+        BATCH_ROWS,
+        ["index", "response_mask", "drop_reason"],
     )
     computed = {
         "coverage": rollout_coverage(_num_requests(iteration), outcomes, rows),

@@ -1,90 +1,207 @@
-"""Triplets to batch rows, each either for the loss or with the reason why not.
+"""Triplets to batch rows, each either in the batch or with the reason why not.
 
-Aggregation is per call (`transition`): every model call is a row of its own, with its rollout's
-final reward. All response tokens were sampled, so all have loss weight; prompt tokens have none.
+A row is one call (`transition`), or the calls of a rollout that continue each other
+(`trajectory`, see `agl_core.trajectory.join`). Its response is everything after its first prompt,
+and only what the policy sampled has loss weight::
+
+    call 0   prompt 1 2       response 3
+    call 1   prompt 1 2 3 4   response 5 6
+    row      prompt 1 2       response 3 4 5 6   mask 1 0 1 1   token rewards 0 0 0 1
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from agl_core.errors import TraceError
 from agl_core.ledger.tables import BATCH_ROWS
+from agl_core.trajectory.breaks import Vocabulary, breaks_table, find_breaks
+from agl_core.trajectory.credit import Credit, assign_credit
+from agl_core.trajectory.cut import cut_long, join_notes
+from agl_core.trajectory.filters import drop_groups, is_kept, row_reasons
+from agl_core.trajectory.join import join_calls, keep_apart
+from agl_core.trajectory.layout import CallColumns, RowLayout
+from agl_core.trajectory.ragged import list_array, starts_of, take_ranges
 from agl_core.trajectory.settings import BatchSettings
-from agl_core.types.outcome import DropReason
+from agl_core.trajectory.tokens import count_tokens
+from agl_core.types.outcome import TokenCoverage
 
 
-def build_rows(triplets: pa.Table, settings: BatchSettings) -> pa.Table:
-    """Return one batch row for each triplet, with the reason where it does not reach the loss.
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What triplets became."""
 
-    A row is dropped where its prompt or its response is too long, or where the agent sampled it at
-    another temperature; then every row of a group in
-    which fewer than `min_group_size` rollouts are left with a row.
+    rows: pa.Table
+    """Schema `BATCH_ROWS`, by rollout and first call, `row` numbered from 0."""
+    breaks: pa.Table
+    """Schema `BREAKS`."""
+    tokens: TokenCoverage
+
+
+def build_batch(
+    triplets: pa.Table, settings: BatchSettings, vocabulary: Vocabulary | None = None
+) -> Batch:
+    """Return the rows of a batch, why rows break off, and what became of every sampled token.
+
+    Rows with a drop reason are whole; the others are cut where they are too long and the settings
+    say so. A row's lists over its response have the response's length.
 
     Args:
-        triplets: Schema `TRIPLETS`.
+        triplets: Schema `TRIPLETS`, ordered by `index`, then by call; every call has at least one
+            response token, and as many log-probs.
         settings: The rules.
+        vocabulary: Of the policy, to tell breaks apart; None calls most of them `other`.
 
-    Returns:
-        Schema `BATCH_ROWS`, in the order of the triplets, `row` numbered from 0. For every row
-        `len(response_ids) == len(response_mask) == len(rollout_logprobs)`.
+    Raises:
+        TraceError: A row is too long and the settings say `error`.
     """
-    num_rows = len(triplets)
-    reasons = np.full(num_rows, None, dtype=object)
-    prompt_lengths = _lengths(triplets["prompt_ids"])
-    response_lengths = _lengths(triplets["response_ids"])
-    sampled_at = pc.fill_null(triplets["temperature"], 1.0).to_numpy()
-    reasons[sampled_at != settings.temperature] = DropReason.OTHER_TEMPERATURE.value
-    reasons[response_lengths > settings.max_response_length] = DropReason.RESPONSE_TOO_LONG.value
-    reasons[prompt_lengths > settings.max_prompt_length] = DropReason.PROMPT_TOO_LONG.value
-
-    kept = reasons == None  # noqa: E711 (an object array is compared by element)
-    groups = triplets["group"].to_numpy()
-    pairs = np.unique(np.stack([groups[kept], triplets["index"].to_numpy()[kept]], axis=1), axis=0)
-    sizes = dict(zip(*np.unique(pairs[:, 0], return_counts=True), strict=True))
-    small = np.array(
-        [sizes.get(group, 0) < settings.min_group_size for group in groups], dtype=bool
+    calls = CallColumns.read(triplets)
+    comparable = calls.temperature == settings.temperature
+    if settings.level == "transition":
+        joins, breaks = keep_apart(len(calls)), []
+    else:
+        ids = (calls.prompts, calls.responses, calls.index)
+        joins = join_calls(*ids, comparable)
+        breaks = find_breaks(*ids, joins, comparable, vocabulary)
+    credit = assign_credit(triplets, settings)
+    layout = RowLayout.of(calls, joins)
+    first = layout.first
+    reasons = row_reasons(
+        settings,
+        comparable=comparable[first],
+        unusable=credit.unusable[first],
+        prompt_lengths=calls.prompts.lengths[first],
+        response_lengths=layout.lengths,
+        unfinished=calls.is_cut_short[layout.last],
     )
-    reasons[kept & small] = DropReason.GROUP_TOO_SMALL.value
-
-    indices = triplets["index"].to_numpy()
-    steps = np.arange(num_rows) - np.searchsorted(indices, indices)
-    ends = np.cumsum(response_lengths)
-    token_rewards = np.zeros(ends[-1] if num_rows else 0, dtype=np.float32)
-    token_rewards[ends - 1] = triplets["reward"].to_numpy()
-    versions = triplets["policy_version"].combine_chunks().dictionary_encode()
-    by_token = pa.DictionaryArray.from_arrays(
-        versions.indices.take(pa.array(np.repeat(np.arange(num_rows), response_lengths))),
-        versions.dictionary,
+    _refuse_long(triplets, calls, layout, reasons, settings)
+    reasons = drop_groups(
+        reasons,
+        settings,
+        group=calls.group[first],
+        index=calls.index[first],
+        rollout_reward=credit.rollout[first],
     )
+    rows = _to_table(triplets, calls, layout, credit, reasons, settings)
+    tokens = count_tokens(
+        int(calls.responses.lengths.sum()),
+        np.bincount(layout.row, layout.num_sampled, minlength=len(rows)).astype(np.int64),
+        rows,
+    )
+    return Batch(rows, breaks_table(breaks, joins, triplets), tokens)
+
+
+def _refuse_long(
+    triplets: pa.Table,
+    calls: CallColumns,
+    layout: RowLayout,
+    reasons: np.ndarray,
+    settings: BatchSettings,
+) -> None:
+    """Raise for the first row that is too long where the settings say `error`."""
+    for part, lengths, limit, policy in (
+        (
+            "prompt",
+            calls.prompts.lengths[layout.first],
+            settings.max_prompt_length,
+            settings.prompt_truncation,
+        ),
+        ("response", layout.lengths, settings.max_response_length, settings.response_truncation),
+    ):
+        bad = np.flatnonzero((lengths > limit) & is_kept(reasons))
+        if policy == "error" and len(bad):
+            call = int(layout.first[bad[0]])
+            raise TraceError(
+                f"rollout {triplets['rollout_id'][call]}: the {part} of its row from call "
+                f"{triplets['call_index'][call]} on has {lengths[bad[0]]} tokens, above the limit "
+                f"of {limit}; raise the limit, or choose another truncation than 'error'"
+            )
+
+
+def _to_table(
+    triplets: pa.Table,
+    calls: CallColumns,
+    layout: RowLayout,
+    credit: Credit,
+    reasons: np.ndarray,
+    settings: BatchSettings,
+) -> pa.Table:
+    """Return the rows, cut where the settings say so."""
+    first, in_batch = layout.first, is_kept(reasons)
+    prompt = cut_long(
+        "prompt",
+        calls.prompts.lengths[first],
+        settings.max_prompt_length,
+        settings.prompt_truncation,
+        in_batch,
+    )
+    response = cut_long(
+        "response",
+        layout.lengths,
+        settings.max_response_length,
+        settings.response_truncation,
+        in_batch,
+    )
+    starts, kept = starts_of(layout.lengths) + response.left, response.kept
+    ids, logprobs, codes = (take_ranges(v, starts, kept) for v in layout.spread(calls))
+    mask = (codes >= 0).astype(np.int8)
+    if settings.unfinished == "mask":
+        mask[np.repeat(calls.is_cut_short[layout.last], kept)] = 0
+    token_rewards, rewards = _place_rewards(layout, credit, starts, kept)
+    versions = pa.DictionaryArray.from_arrays(
+        pa.array(codes, mask=codes < 0), calls.versions.dictionary
+    )
+    named = triplets.select(["index", "rollout_id", "group", "call_index"]).take(pa.array(first))
+    numbers, index = np.arange(len(first)), calls.index[first]
     return pa.table(
         {
-            "row": pa.array(np.arange(num_rows, dtype=np.int32)),
-            "index": triplets["index"],
-            "rollout_id": triplets["rollout_id"],
-            "group": triplets["group"],
-            "call_index": triplets["call_index"],
-            "step": pa.array(steps, pa.int32()),
-            "num_calls": pa.array(np.ones(num_rows), pa.int32()),
-            "prompt_ids": triplets["prompt_ids"],
-            "response_ids": triplets["response_ids"],
-            "response_mask": _lists(np.ones(len(token_rewards), np.int8), response_lengths),
-            "rollout_logprobs": triplets["logprobs"],
-            "policy_versions": _lists(by_token, response_lengths),
-            "token_rewards": _lists(token_rewards, response_lengths),
-            "reward": triplets["reward"],
-            "rollout_reward": triplets["reward"],
-            "truncated": pa.nulls(num_rows, pa.string()),
+            "row": pa.array(numbers, pa.int32()),
+            **dict(zip(named.column_names, named.columns, strict=True)),
+            "step": pa.array(numbers - np.searchsorted(index, index), pa.int32()),
+            "num_calls": pa.array(layout.num_calls, pa.int32()),
+            "prompt_ids": calls.prompts.take(
+                calls.prompts.starts[first] + prompt.left, prompt.kept
+            ).to_arrow(),
+            "response_ids": list_array(pa.array(ids), kept),
+            "response_mask": list_array(pa.array(mask), kept),
+            "rollout_logprobs": list_array(pa.array(logprobs), kept),
+            "policy_versions": list_array(versions, kept),
+            "token_rewards": list_array(pa.array(token_rewards), kept),
+            "reward": pa.array(rewards, pa.float64()),
+            "rollout_reward": pa.array(credit.rollout[first], pa.float64()),
+            "truncated": pa.array(join_notes(prompt, response), pa.string()),
             "drop_reason": pa.array(reasons, pa.string()),
         },
         schema=BATCH_ROWS,
     )
 
 
-def _lengths(lists: pa.ChunkedArray) -> np.ndarray:
-    return pc.list_value_length(lists).to_numpy()
+def _place_rewards(
+    layout: RowLayout, credit: Credit, starts: np.ndarray, kept: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the reward of each token that is kept, float32, and their sum in each row, float64.
 
+    A call's reward is on its last sampled token that is kept, and is gone where none is. A reward
+    of the rollout is on the last sampled token of each row.
 
-def _lists(values: np.ndarray | pa.Array, lengths: np.ndarray) -> pa.Array:
-    """Return flat values as lists of these lengths."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+    Args:
+        layout: N rows of C calls.
+        credit: Of the calls.
+        starts: [N] where the kept tokens of each row start among all.
+        kept: [N] how many there are.
+    """
+    begin, row = layout.sampled_starts, layout.row
+    last = np.minimum(begin + layout.num_sampled, (starts + kept)[row]) - 1
+    is_there = last >= np.maximum(begin, starts[row])
+    place = last + (starts_of(kept) - starts)[row]
+    token_rewards = np.zeros(int(kept.sum()), dtype=np.float32)
+    if credit.on_rows:
+        rewards = credit.rollout[layout.first]
+        if len(rewards):
+            last_places = np.maximum.reduceat(np.where(is_there, place, -1), layout.begins)
+            token_rewards[last_places] = rewards
+        return token_rewards, rewards
+    values = credit.call[layout.calls][is_there]
+    token_rewards[place[is_there]] = values
+    return token_rewards, np.bincount(row[is_there], values, minlength=len(kept))

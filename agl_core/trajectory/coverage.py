@@ -26,26 +26,35 @@ def rollout_coverage(expected: int, outcomes: pa.Table, rows: pa.Table) -> Cover
     succeeded = pc.equal(final["kind"], FailureKind.SUCCEEDED.value)
     failures = Counter(final.filter(pc.invert(succeeded))["kind"].to_pylist())
     finished = set(final.filter(succeeded)["index"].to_pylist())
-    trained = set(rows.filter(pc.is_null(rows["drop_reason"]))["index"].to_pylist())
+    kept = rows.filter(pc.is_null(rows["drop_reason"]))
+    in_batch = set(kept["index"].to_pylist())
+    trained = set(kept.filter(_has_weight(kept["response_mask"]))["index"].to_pylist())
     dropped = rows.filter(pc.is_valid(rows["drop_reason"]))
     first_reason: dict[int, str] = {}
     for index, reason in zip(
         dropped["index"].to_pylist(), dropped["drop_reason"].to_pylist(), strict=True
     ):
         first_reason.setdefault(index, reason)
-    filtered = {index: why for index, why in first_reason.items() if index not in trained}
-    unknown = expected - sum(failures.values()) - len(trained) - len(filtered)
-    assert trained <= finished, "a row was built from a rollout that did not succeed"
+    filtered = {index: why for index, why in first_reason.items() if index not in in_batch}
+    unknown = expected - sum(failures.values()) - len(in_batch) - len(filtered)
+    assert in_batch <= finished, "a row was built from a rollout that did not succeed"
     return Coverage(
         expected=expected,
         trained=len(trained),
-        masked=0,
+        masked=len(in_batch - trained),
         filtered=len(filtered),
         failed=sum(failures.values()),
         omitted=0,
         unknown=unknown,
         reasons=dict(Counter(filtered.values()) + failures),
     )
+
+
+def _has_weight(masks: pa.ChunkedArray) -> pa.Array:
+    """Return for each row whether some token of it has loss weight."""
+    parents = pc.list_parent_indices(masks.combine_chunks()).to_numpy()
+    weights = np.bincount(parents, pc.list_flatten(masks).to_numpy(), minlength=len(masks))
+    return pa.array(weights > 0)
 
 
 def row_coverage(rows: pa.Table) -> RowCoverage:

@@ -60,6 +60,12 @@ class DropReason(StrEnum):
     GROUP_TOO_SMALL = "group_too_small"
     OTHER_TEMPERATURE = "other_temperature"
     """The agent sampled at another temperature than the run's."""
+    UNFINISHED = "unfinished"
+    """The length limit ended its last response."""
+    EQUAL_REWARDS = "equal_rewards"
+    """All rollouts of its group have one reward."""
+    UNUSABLE_REWARD = "unusable_reward"
+    """No dimension of its rewards has a weight, or the weighted sum is not finite."""
     NO_PEER_AT_STEP = "no_peer_at_step"
     """Too few rollouts of the group made as many calls, so nothing compares with this one."""
     REJECTED = "rejected"
@@ -118,4 +124,24 @@ class RowCoverage(BaseModel):
     def _adds_up(self) -> Self:
         if self.built != self.trained + sum(self.dropped.values()):
             raise ValueError(f"row coverage does not add up: {self}")
+        return self
+
+
+class TokenCoverage(BaseModel):
+    """What became of the tokens that a policy sampled: `sampled = trained + masked + dropped`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sampled: int
+    trained: int
+    """In the batch, with loss weight."""
+    masked: int
+    """In the batch with weight 0, by policy."""
+    dropped: Mapping[str, int]
+    """By the drop reason of their row; `truncated` for those that were cut off one."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.sampled != self.trained + self.masked + sum(self.dropped.values()):
+            raise ValueError(f"token coverage does not add up: {self}")
         return self

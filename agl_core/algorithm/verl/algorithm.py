@@ -70,22 +70,28 @@ class VERL(IterativeAlgorithm[VERLState]):
     Args:
         config: Overrides of VERL's `ppo_trainer` configuration: a dict, nested or dotted, a YAML
             file, or `key=value` texts.
-        min_group_size: Groups with fewer rollouts are not compared, so dropped. Estimators that
-            compare nothing take all.
+        min_group_size: Groups with fewer rollouts are dropped. None takes the fewest that the
+            estimator can compare.
 
     Raises:
-        ConfigError: A key is unknown, or a setting is not supported.
+        ConfigError: A key is unknown, a setting is not supported, or the estimator compares more
+            rollouts than `min_group_size`.
     """
 
     state_type = VERLState
 
-    def __init__(self, config: Overrides, min_group_size: int = 2) -> None:
+    def __init__(self, config: Overrides, min_group_size: int | None = None) -> None:
         self.overrides = normalise(config)
         """The user's settings, flat."""
         self.config = compose(self.overrides)
         """VERL's whole configuration with these settings."""
-        compares = self.config.algorithm.adv_estimator in OUTCOME
-        self._batch_settings = batch_settings(self.config, min_group_size if compares else 1)
+        needed = 2 if self.config.algorithm.adv_estimator in OUTCOME else 1
+        if min_group_size is not None and min_group_size < needed:
+            raise ConfigError(
+                f"min_group_size is {min_group_size}; {self.config.algorithm.adv_estimator} "
+                f"compares at least {needed} rollouts of a group"
+            )
+        self._batch_settings = batch_settings(self.config, min_group_size or needed)
         self._worker: UpdateWorker | None = None
         self._held: tuple[int, FolderRef | None] | None = None
         """Step and checkpoint that the live worker's weights belong to."""

@@ -80,15 +80,6 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     return flat
 
 
-def with_overrides(settings: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Return settings, flat, in which `key=value` texts decide.
-
-    Raises:
-        ConfigError: As `normalise`.
-    """
-    return normalise(settings) | parse_overrides(texts)
-
-
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -46,3 +46,25 @@ def test_an_empty_column_has_a_digest():
 
 def test_json_digest_ignores_the_order_of_keys():
     assert json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
+
+
+REWARDS = st.lists(
+    st.lists(
+        st.fixed_dictionaries(
+            {"name": st.sampled_from(["a", "b"]), "value": st.sampled_from([0.0, 1.0])}
+        ),
+        max_size=2,
+    ),
+    max_size=5,
+)
+
+
+@given(REWARDS, REWARDS)
+def test_lists_of_records_differ_where_a_field_does(tmp_path_factory, left, right):
+    kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+    tables = [pa.table({"rewards": pa.array(values, kind)}) for values in (left, right)]
+    digests = [table_digest(table, ["rewards"]) for table in tables]
+    assert (digests[0] == digests[1]) == (left == right)
+    path = tmp_path_factory.mktemp("digest") / "t.parquet"
+    pq.write_table(tables[0], path)
+    assert table_digest(pq.read_table(path), ["rewards"]) == digests[0]

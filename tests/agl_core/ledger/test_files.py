@@ -7,7 +7,7 @@ import pytest
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.storage import Storage, open_storage
-from agl_core.ledger.tables import OUTCOMES, REQUESTS
+from agl_core.ledger.tables import OUTCOMES, REQUESTS, TRIPLETS
 from tests.builders import make_requests
 
 
@@ -30,6 +30,16 @@ def test_a_newer_version_is_refused(storage: Storage):
     files.put_table(storage, "t.parquet", make_requests(1).cast(schema))
     with pytest.raises(LedgerError, match="version 2, expected b'requests' version 1"):
         files.read_table(storage, "t.parquet", REQUESTS)
+
+
+def test_a_table_says_which_version_it_was_written_with(storage: Storage):
+    old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"1"})
+    files.put_table(storage, "old.parquet", TRIPLETS.empty_table().cast(old))
+    files.put_table(storage, "new.parquet", TRIPLETS.empty_table())
+    assert files.read_version(storage, "old.parquet", TRIPLETS) == 1
+    assert files.read_version(storage, "new.parquet", TRIPLETS) == 2
+    with pytest.raises(LedgerError, match="expected b'outcomes' version 1"):
+        files.read_version(storage, "new.parquet", OUTCOMES)
 
 
 def test_a_folder_comes_back_with_every_byte(storage: Storage, tmp_path: Path):

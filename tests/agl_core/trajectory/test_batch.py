@@ -1,50 +1,137 @@
-from collections import Counter
+import numpy as np
+import pytest
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from agl_core.trajectory.batch import build_rows
+from agl_core.errors import TraceError
+from agl_core.trajectory.batch import Batch, build_batch
 from agl_core.trajectory.settings import BatchSettings
 from tests.builders import make_triplets
 
 
-def build(
-    *rows: dict, max_prompt: int = 8, max_response: int = 8, min_group: int = 2
-) -> list[dict]:
-    settings = BatchSettings(
-        max_prompt_length=max_prompt,
-        max_response_length=max_response,
-        temperature=1.0,
-        min_group_size=min_group,
-    )
-    table = build_rows(make_triplets(*rows), settings)
-    return table.to_pylist()
+def build(*rows: dict, **overrides: object) -> Batch:
+    rules = {"max_prompt_length": 8, "max_response_length": 8, "temperature": 1.0} | overrides
+    return build_batch(make_triplets(*rows), BatchSettings.model_validate(rules))
+
+
+def rows_of(*rows: dict, **overrides: object) -> list[dict]:
+    return build(*rows, **overrides).rows.to_pylist()
 
 
 def reasons(rows: list[dict]) -> list[str | None]:
     return [row["drop_reason"] for row in rows]
 
 
+def response(ids: list[int]) -> dict:
+    return {"response_ids": ids, "logprobs": [-float(i) for i in ids]}
+
+
+PAIR = ({"index": 0, "group": 0}, {"index": 1, "group": 0, "reward": 0.0})
+LONG_PROMPT = {"prompt_ids": list(range(9))}
+LONG_RESPONSE = response(list(range(9)))
+
+
 def test_every_sampled_token_has_loss_weight():
-    rows = build({"index": 0, "group": 0, "response_ids": [5, 6, 7], "logprobs": [-1, -2, -3]},
-                 {"index": 1, "group": 0})  # fmt: skip
+    rows = rows_of({**PAIR[0], **response([5, 6, 7])}, PAIR[1])
     assert rows[0]["response_mask"] == [1, 1, 1]
-    assert rows[0]["rollout_logprobs"] == [-1.0, -2.0, -3.0]
+    assert rows[0]["rollout_logprobs"] == [-5.0, -6.0, -7.0]
+    assert rows[0]["policy_versions"] == ["v000000"] * 3
     assert reasons(rows) == [None, None]
 
 
+def test_a_version_that_was_not_recorded_is_empty_and_the_token_still_counts_as_sampled():
+    rows = rows_of({**PAIR[0], "policy_version": None}, PAIR[1])
+    assert rows[0]["policy_versions"] == ["", ""]
+
+
+def test_each_token_has_the_version_that_sampled_it():
+    second = {**PAIR[0], "call_index": 1, "prompt_ids": [1, 2, 3, 4, 5], "policy_version": "v2"}
+    rows = rows_of(PAIR[0], second, PAIR[1], level="trajectory")
+    assert rows[0]["policy_versions"] == ["v000000", "v000000", None, "v2", "v2"]
+    assert rows[0]["num_calls"] == 2
+
+
 def test_long_rows_are_dropped_with_their_reason():
-    rows = build(
-        {"index": 0, "group": 0, "prompt_ids": list(range(9))},
-        {"index": 1, "group": 0, "response_ids": list(range(9)), "logprobs": [0.0] * 9},
+    rows = rows_of(
+        {"index": 0, "group": 0, **LONG_PROMPT},
+        {"index": 1, "group": 0, **LONG_RESPONSE},
         {"index": 2, "group": 0},
         {"index": 3, "group": 0},
     )
     assert reasons(rows) == ["prompt_too_long", "response_too_long", None, None]
 
 
+@pytest.mark.parametrize(("policy", "kept"), [("left", [1, 2, 3]), ("right", [0, 1, 2])])
+def test_long_prompts_are_cut_at_the_end_that_is_asked_for(policy: str, kept: list[int]):
+    long = {**PAIR[0], "prompt_ids": [0, 1, 2, 3]}
+    rows = rows_of(long, PAIR[1], max_prompt_length=3, prompt_truncation=policy)
+    assert (rows[0]["prompt_ids"], rows[0]["truncated"]) == (kept, f"prompt_{policy}")
+    assert (rows[1]["prompt_ids"], rows[1]["truncated"]) == ([1, 2], None)
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("left", [5, 6, 7]), ("right", [4, 5, 6])])
+def test_long_responses_are_cut_with_all_that_belongs_to_their_tokens(policy: str, kept: list[int]):
+    long = {**PAIR[0], **response([4, 5, 6, 7])}
+    batch = build(long, PAIR[1], max_response_length=3, response_truncation=policy)
+    row = batch.rows.to_pylist()[0]
+    assert (row["response_ids"], row["truncated"]) == (kept, f"response_{policy}")
+    assert row["rollout_logprobs"] == [-float(i) for i in kept]
+    assert row["token_rewards"] == [0.0, 0.0, 1.0]
+    assert batch.tokens.dropped == {"truncated": 1}
+    assert (batch.tokens.sampled, batch.tokens.trained) == (6, 5)
+
+
+def test_both_cuts_are_noted():
+    cut = {"prompt_truncation": "left", "response_truncation": "right"}
+    rows = rows_of({**PAIR[0], **LONG_PROMPT, **LONG_RESPONSE}, PAIR[1], **cut)
+    assert rows[0]["truncated"] == "prompt_left,response_right"
+
+
+@pytest.mark.parametrize(
+    ("part", "long", "call"), [("prompt", LONG_PROMPT, 0), ("response", LONG_RESPONSE, 4)]
+)
+def test_a_long_row_is_an_error_that_names_it_where_that_is_asked_for(part, long, call):
+    with pytest.raises(TraceError) as caught:
+        build({**PAIR[0], **long, "call_index": call}, PAIR[1], **{f"{part}_truncation": "error"})
+    assert str(caught.value) == (
+        f"rollout ro-0: the {part} of its row from call {call} on has 9 tokens, above the limit of "
+        "8; raise the limit, or choose another truncation than 'error'"
+    )
+
+
+def test_a_row_that_is_dropped_anyway_is_no_error():
+    odd = {**PAIR[0], **LONG_PROMPT, "temperature": 0.5}
+    assert reasons(rows_of(odd, PAIR[1], prompt_truncation="error", min_group_size=1)) == [
+        "other_temperature",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "masks", "dropped"),
+    [
+        ("keep", [[1, 1], [1, 1]], [None, None]),
+        ("mask", [[0, 0], [1, 1]], [None, None]),
+        ("drop", [[1, 1], [1, 1]], ["unfinished", "group_too_small"]),
+    ],
+)
+def test_unfinished_rows_are_kept_masked_or_dropped(policy: str, masks: list, dropped: list):
+    batch = build({**PAIR[0], "finish_reason": "length"}, PAIR[1], unfinished=policy)
+    rows = batch.rows.to_pylist()
+    assert [row["response_mask"] for row in rows] == masks
+    assert reasons(rows) == dropped
+    assert batch.tokens.masked == (2 if policy == "mask" else 0)
+
+
+def test_only_the_last_response_of_a_trajectory_can_be_unfinished():
+    second = {**PAIR[0], "call_index": 1, "prompt_ids": [1, 2, 3, 4]}
+    rules = {"level": "trajectory", "unfinished": "drop", "min_group_size": 1}
+    assert reasons(rows_of({**PAIR[0], "finish_reason": "length"}, second, **rules)) == [None]
+    assert reasons(rows_of(PAIR[0], {**second, "finish_reason": "length"}, **rules)) == [
+        "unfinished"
+    ]
+
+
 def test_a_group_of_one_is_dropped_whole():
-    rows = build(
+    rows = rows_of(
         {"index": 0, "group": 0},
         {"index": 0, "group": 0, "call_index": 1},
         {"index": 2, "group": 1},
@@ -54,12 +141,25 @@ def test_a_group_of_one_is_dropped_whole():
 
 
 def test_a_group_shrinks_by_its_long_rows():
-    rows = build({"index": 0, "group": 0, "prompt_ids": list(range(9))}, {"index": 1, "group": 0})
+    rows = rows_of({**PAIR[0], **LONG_PROMPT}, PAIR[1])
     assert reasons(rows) == ["prompt_too_long", "group_too_small"]
 
 
+def test_groups_with_one_reward_are_dropped_where_that_is_asked_for():
+    calls = (*PAIR, {"index": 2, "group": 1}, {"index": 3, "group": 1})
+    assert reasons(rows_of(*calls)) == [None] * 4
+    assert reasons(rows_of(*calls, drop_equal_rewards=True)) == [
+        *(None, None),
+        *("equal_rewards", "equal_rewards"),
+    ]
+
+
+def test_a_rollout_alone_has_nothing_to_be_equal_to():
+    assert reasons(rows_of(PAIR[0], drop_equal_rewards=True, min_group_size=1)) == [None]
+
+
 def test_calls_at_another_temperature_are_dropped():
-    rows = build(
+    rows = rows_of(
         {"index": 0, "group": 0, "temperature": 0.0},
         {"index": 0, "group": 0, "call_index": 1, "temperature": None},  # a server's default is 1
         {"index": 1, "group": 0, "temperature": 1.0},
@@ -67,48 +167,50 @@ def test_calls_at_another_temperature_are_dropped():
     assert reasons(rows) == ["other_temperature", None, None]
 
 
-def test_no_triplets_give_no_rows():
-    assert build() == []
+def test_a_call_at_another_temperature_is_an_observation_of_the_calls_around_it():
+    calls = (
+        PAIR[0],
+        {**PAIR[0], "call_index": 1, "prompt_ids": [1, 2, 3, 4, 5], "temperature": 0.0},
+        {**PAIR[0], "call_index": 2, "prompt_ids": [1, 2, 3, 4, 5, 3, 4, 6]},
+    )
+    rows = rows_of(*calls, level="trajectory", min_group_size=1)
+    assert reasons(rows) == [None, "other_temperature"]
+    assert rows[0]["response_ids"] == [3, 4, 5, 3, 4, 6, 3, 4]
+    assert rows[0]["response_mask"] == [1, 1, 0, 0, 0, 0, 1, 1]
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 12)),
-        max_size=30,
-    )
-)
-def test_rows_agree_with_a_plain_loop(drawn):
-    rows = [
-        {
-            "index": group * 4 + member,
-            "group": group,
-            "prompt_ids": [1] * prompt,
-            "response_ids": [2] * response,
-            "logprobs": [0.0] * response,
-        }
-        for group, member, prompt, response in drawn
-    ]
-    expected: list[str | None] = []
-    for row in rows:
-        if len(row["prompt_ids"]) > 8:
-            expected.append("prompt_too_long")
-        elif len(row["response_ids"]) > 8:
-            expected.append("response_too_long")
-        else:
-            expected.append(None)
-    members = Counter(
-        group
-        for group, _ in {
-            (row["group"], row["index"])
-            for row, reason in zip(rows, expected, strict=True)
-            if reason is None
-        }
-    )
-    for position, row in enumerate(rows):
-        if expected[position] is None and members[row["group"]] < 2:
-            expected[position] = "group_too_small"
-    built = build(*rows)
-    assert reasons(built) == expected
-    assert [row["row"] for row in built] == list(range(len(rows)))
-    for row in built:
-        assert len(row["response_ids"]) == len(row["response_mask"]) == len(row["rollout_logprobs"])
+def test_rows_of_a_rollout_are_numbered():
+    calls = (PAIR[0], {**PAIR[0], "call_index": 1}, PAIR[1])
+    rows = rows_of(*calls)
+    assert [(row["row"], row["step"]) for row in rows] == [(0, 0), (1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize("level", ["transition", "trajectory"])
+def test_no_triplets_give_no_rows(level: str):
+    batch = build(level=level)
+    assert (len(batch.rows), len(batch.breaks), batch.tokens.sampled) == (0, 0, 0)
+
+
+def test_a_slice_of_triplets_gives_the_rows_of_its_calls():
+    """Offsets of a sliced list column do not start at 0."""
+    calls = [{"index": i, "group": 0, **response([i + 1] * (i + 1))} for i in range(4)]
+    rules = BatchSettings(max_prompt_length=8, max_response_length=8, temperature=1.0)
+    rows = build_batch(make_triplets(*calls).slice(2), rules).rows.to_pylist()
+    assert [row["response_ids"] for row in rows] == [[3, 3, 3], [4, 4, 4, 4]]
+
+
+def test_settings_that_would_do_nothing_are_refused():
+    limits = {"max_prompt_length": 8, "max_response_length": 8, "temperature": 1.0}
+    with pytest.raises(ValueError, match=r"discount=0\.5 needs credit 'discounted'"):
+        BatchSettings.model_validate({**limits, "discount": 0.5})
+    with pytest.raises(ValueError, match="no weight other than 0"):
+        BatchSettings.model_validate({**limits, "reward_weights": {"accuracy": 0.0}})
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        BatchSettings.model_validate({**limits, "levels": "trajectory"})
+
+
+def test_the_sum_of_rewards_is_not_rounded_to_single_precision():
+    third = 1 / 3
+    rows = rows_of({**PAIR[0], "reward": third}, PAIR[1])
+    assert rows[0]["reward"] == third
+    assert rows[0]["token_rewards"][-1] == float(np.float32(third))

@@ -1,0 +1,51 @@
+"""What became of the tokens that the policy sampled."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agl_core.trajectory.filters import is_kept
+from agl_core.types.outcome import TokenCoverage
+
+TRUNCATED = "truncated"
+"""Sampled tokens that were cut off a row that is in the batch."""
+
+
+def count_tokens(num_sampled: int, sampled_per_row: np.ndarray, rows: pa.Table) -> TokenCoverage:
+    """Return where sampled tokens went, counted in the finished rows.
+
+    Args:
+        num_sampled: Of all triplets.
+        sampled_per_row: [N] of the calls of each row.
+        rows: Schema `BATCH_ROWS`, N of them.
+
+    Raises:
+        ValueError: A token is in no row and was not cut off one, or one has loss weight that was
+            not sampled.
+    """
+    lengths = pc.list_value_length(rows["response_ids"]).to_numpy()
+    row = np.repeat(np.arange(len(rows)), lengths)
+    sampled = pc.is_valid(pc.list_flatten(rows["policy_versions"])).to_numpy()
+    weighted = pc.list_flatten(rows["response_mask"]).to_numpy() > 0
+    if (weighted & ~sampled).any():
+        raise ValueError("a token that was not sampled has loss weight")
+    found = np.bincount(row[sampled], minlength=len(rows))
+    trained = np.bincount(row[weighted], minlength=len(rows))
+    cut = sampled_per_row - found
+    is_cut = pc.fill_null(pc.match_substring(rows["truncated"], "response"), False).to_numpy()
+    lost = num_sampled - int(sampled_per_row.sum()) + int(np.abs(cut[~is_cut]).sum())
+    if lost or (cut < 0).any():
+        raise ValueError(f"{lost} of {num_sampled} sampled tokens are in no row")
+    reasons = rows["drop_reason"].to_numpy(zero_copy_only=False)
+    kept = is_kept(reasons)
+    dropped = {
+        str(reason): int(found[reasons == reason].sum()) for reason in sorted(set(reasons[~kept]))
+    }
+    if cut.any():
+        dropped[TRUNCATED] = int(cut.sum())
+    return TokenCoverage(
+        sampled=num_sampled,
+        trained=int(trained[kept].sum()),
+        masked=int((found - trained)[kept].sum()),
+        dropped=dropped,
+    )

@@ -1,0 +1,56 @@
+"""A policy's tokens, from the `tokenizer.json` of its Hugging Face folder: neither torch nor
+transformers is loaded.
+"""
+
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agl_core.errors import ConfigError
+
+if TYPE_CHECKING:  # part of the extra `train` only
+    from tokenizers import Tokenizer
+
+
+class TokenizerVocabulary:
+    """The `Vocabulary` of `agl_core.trajectory.breaks`, from a tokenizer."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_json(cls, text: str) -> "TokenizerVocabulary":
+        """Return the vocabulary of a `tokenizer.json`.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        from tokenizers import Tokenizer
+
+        try:
+            return cls(Tokenizer.from_str(text))
+        except Exception as error:  # the library raises Exception itself
+            raise ConfigError(f"this is no tokenizer.json: {error}") from error
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    def is_special(self, token_id: int) -> bool:
+        """Say whether a token was added beside the text vocabulary, as those of templates are."""
+        return token_id in self._special
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of some tokens, special ones included."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def find_vocabulary(folder: Path) -> TokenizerVocabulary | None:
+    """Return the vocabulary of a policy, or None where it has no `tokenizer.json` or the library
+    `tokenizers` is missing.
+    """
+    path = folder / "tokenizer.json"
+    if find_spec("tokenizers") is None or not path.is_file():
+        return None
+    return TokenizerVocabulary.from_json(path.read_text())
