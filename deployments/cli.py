@@ -60,6 +60,12 @@ RunId = Annotated[str, typer.Argument(help="Name of the run.")]
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="YAML file with the run's configuration.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Keys of VERL instead of the file's, in Hydra's grammar."
+        ),
+    ] = None,
     run_id: Annotated[str | None, typer.Option(help="Use this name instead of the file's.")] = None,
     ledger: Annotated[
         str | None, typer.Option(help="Use this ledger instead of the file's.")
@@ -75,9 +81,11 @@ def run(
 
     Starts a Prefect server of its own unless PREFECT_API_URL names one.
 
-    Example: agl run examples/calculator/run.yaml --run-id my-run
+    Example: agl run examples/calculator/run.yaml --run-id my-run algorithm.adv_estimator=rloo
     """
     settings = read_config(config, {"run_id": run_id, "ledger": ledger})
+    if overrides:
+        settings = with_overrides(settings, overrides)
     if model is not None:
         settings = with_model(settings, model)
     try:
@@ -256,9 +264,23 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
         ConfigError: The algorithm is not installed here, or a key of its settings is set twice.
     """
     check_installed()
-    from agl_core.algorithm.verl.config import normalise  # hydra takes a moment
+    from agl_core.algorithm.verl.overrides import normalise  # hydra takes a moment
 
     settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
+    algorithm = config.algorithm.model_copy(update={"config": settings})
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def with_overrides(config: RunConfig, overrides: list[str]) -> RunConfig:
+    """Return the configuration with other keys of VERL, given as `key=value`.
+
+    Raises:
+        ConfigError: As for `with_model`, or an override is not in Hydra's grammar.
+    """
+    check_installed()
+    from agl_core.algorithm.verl.overrides import normalise, parse_overrides
+
+    settings = normalise(config.algorithm.config) | parse_overrides(overrides)
     algorithm = config.algorithm.model_copy(update={"config": settings})
     return config.model_copy(update={"algorithm": algorithm})
 

@@ -46,9 +46,6 @@ def adapt(ref: IterationRef) -> StageRecord:
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + ref.iteration)
     settings = run.algorithm.batch_settings
-    if run.config.min_group_size is not None:
-        changed = {"min_group_size": run.config.min_group_size}
-        settings = settings.model_copy(update=changed)
     vocabulary = None
     if settings.level == "trajectory":
         vocabulary = find_vocabulary(Path(run.algorithm.model_path).expanduser())

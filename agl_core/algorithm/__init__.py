@@ -19,7 +19,7 @@ def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
     """
     check_installed()
     from agl_core.algorithm.verl.algorithm import VERL
-    from agl_core.algorithm.verl.config import normalise
+    from agl_core.algorithm.verl.overrides import normalise
 
     overrides = normalise(config.algorithm.config)
     if overrides.setdefault("data.seed", config.seed) != config.seed:
@@ -27,11 +27,4 @@ def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
             f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: "
             "set only the run's"
         )
-    algorithm = VERL(overrides)
-    needed = algorithm.batch_settings.min_group_size
-    if config.min_group_size is not None and config.min_group_size < needed:
-        raise ConfigError(
-            f"min_group_size is {config.min_group_size}; this algorithm compares at least {needed} "
-            "rollouts of a group"
-        )
-    return algorithm
+    return VERL(overrides, config.min_group_size)

@@ -179,11 +179,12 @@ BREAKS = _schema(
 
 UPDATE_ROWS = _schema(
     "update_rows",
-    1,
+    2,
     [
         ("row", pa.int32()),
         ("old_log_probs", LOGPROBS),
         ("advantages", LOGPROBS),
+        ("drop_reason", pa.string()),  # null where the row reached the loss
     ],
 )
 

@@ -68,6 +68,12 @@ class DropReason(StrEnum):
     """All rollouts of its group have one reward."""
     UNUSABLE_REWARD = "unusable_reward"
     """No dimension of its rewards has a weight, or the weighted sum is not finite."""
+    NO_PEER_AT_STEP = "no_peer_at_step"
+    """Too few rollouts of the group made as many calls, so nothing compares with this one."""
+    REJECTED = "rejected"
+    """Rollout correction rejected every token."""
+    NO_WEIGHT = "no_weight"
+    """In the batch with weight 0, by policy."""
 
 
 class Coverage(BaseModel):

@@ -1,11 +1,15 @@
 """The calculator agent learns through the whole chain, and only from its reward."""
 
+import math
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from agl_core.config import RunConfig
+from agl_core.ledger import files
 from agl_core.ledger.run import open_run
+from agl_core.ledger.tables import UPDATE_METRICS
 from agl_core.plot import validation_by_version
 from agl_core.serving.launch import ModelServer
 from deployments.cli import read_config
@@ -39,12 +43,29 @@ def scores(config: RunConfig) -> tuple[list[float], list[float]]:
     return rewards, [summary.annotations["calculator.tool_used"] for summary in scored.values()]
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_reward_and_tool_use_rise(engine: ModelServer, tmp_path: Path, seed: int):
-    (before, after), (_, tool_use) = scores(calculator_run(engine, tmp_path, seed))
+def test_reward_and_tool_use_rise(engine: ModelServer, tmp_path: Path, seed: int, estimator: str):
+    config = calculator_run(engine, tmp_path, seed, **{"algorithm.adv_estimator": estimator})
+    (before, after), (_, tool_use) = scores(config)
     assert before < 0.5
     assert after >= 0.9
     assert tool_use >= 0.9
+    for number, kl in enumerate(kl_by_step(config)):
+        assert len(kl) == 4, f"iteration {number} skipped an optimizer step"
+        assert all(map(math.isfinite, kl))
+
+
+def kl_by_step(config: RunConfig) -> list[list[float]]:
+    """Each iteration's KL from the policy that sampled, by optimizer step."""
+    ledger = open_run(config.ledger, config.run_id)
+    found = []
+    for number in range(ledger.committed()):
+        key = ledger.iteration(number).finished("update").file("update_metrics").key
+        metrics = files.read_table(ledger.storage, key, UPDATE_METRICS)
+        found.append(metrics.filter(pc.equal(metrics["name"], "actor/ppo_kl"))["value"].to_pylist())
+    assert len(found) == 10
+    return found
 
 
 def test_nothing_is_learned_from_shuffled_rewards(engine: ModelServer, tmp_path: Path):

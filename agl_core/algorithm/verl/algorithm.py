@@ -8,17 +8,21 @@ asked to go on from: after a crash, a failed update or a replay.
 
 import asyncio
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.algorithm.base import Experience, IterativeAlgorithm
-from agl_core.algorithm.verl.config import compose, normalise, total_steps
+from agl_core.algorithm.verl.config import compose, total_steps, uses_reference
+from agl_core.algorithm.verl.estimators import OUTCOME
 from agl_core.algorithm.verl.order import rows_of_step
+from agl_core.algorithm.verl.overrides import Overrides, normalise
+from agl_core.algorithm.verl.settings import batch_settings
 from agl_core.errors import ConfigError
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.training import (
@@ -52,29 +56,49 @@ class VERLState(BaseModel):
     policy: PolicyRef
     """The newest exported version; one update behind between `learn` and `export`."""
     checkpoint: FolderRef | None
-    """Model, optimizer, scheduler and RNG after `step` updates; None before the first."""
+    """Models, optimizers, schedules and RNG after `step` updates; None before the first."""
+    reference: PolicyRef | None = None
+    """The policy that training started from, where updates compare with it."""
+    kl_coefficient: float | None = None
+    """Of the next update's penalty on rewards; an adaptive controller moves it. None is the
+    configuration's."""
 
 
 class VERL(IterativeAlgorithm[VERLState]):
-    """Learns by GRPO as VERL implements it.
+    """Learns by VERL's estimators and losses, in VERL's configuration.
 
     Args:
-        config: Overrides of VERL's `ppo_trainer` configuration, nested or dotted.
+        config: Overrides of VERL's `ppo_trainer` configuration: a dict, nested or dotted, a YAML
+            file, or `key=value` texts.
+        min_group_size: Groups with fewer rollouts are dropped. None takes the fewest that the
+            estimator can compare.
 
     Raises:
-        ConfigError: A key is unknown, or a setting is not supported.
+        ConfigError: A key is unknown, a setting is not supported, or the estimator compares more
+            rollouts than `min_group_size`.
     """
 
     state_type = VERLState
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Overrides, min_group_size: int | None = None) -> None:
         self.overrides = normalise(config)
         """The user's settings, flat."""
-        self.config = compose(config)
+        self.config = compose(self.overrides)
         """VERL's whole configuration with these settings."""
+        needed = 2 if self.config.algorithm.adv_estimator in OUTCOME else 1
+        if min_group_size is not None and min_group_size < needed:
+            raise ConfigError(
+                f"min_group_size is {min_group_size}; {self.config.algorithm.adv_estimator} "
+                f"compares at least {needed} rollouts of a group"
+            )
+        self._batch_settings = batch_settings(self.config, min_group_size or needed)
         self._worker: UpdateWorker | None = None
         self._held: tuple[int, FolderRef | None] | None = None
         """Step and checkpoint that the live worker's weights belong to."""
+
+    @property
+    def _penalises(self) -> bool:
+        return self.config.algorithm.use_kl_in_reward
 
     @property
     def model_path(self) -> str:
@@ -90,13 +114,8 @@ class VERL(IterativeAlgorithm[VERLState]):
 
     @property
     def batch_settings(self) -> BatchSettings:
-        """VERL's `data.max_prompt_length`, `data.max_response_length` and `rollout.temperature`."""
-        data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
-        return BatchSettings(
-            max_prompt_length=data.max_prompt_length,
-            max_response_length=data.max_response_length,
-            temperature=float(rollout.temperature),
-        )
+        """What `agentlightning` and VERL's length limits and temperature say."""
+        return self._batch_settings
 
     def num_iterations(self, state: VERLState) -> int:
         """Return the updates of the whole run."""
@@ -131,6 +150,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             val_size=0 if val_dataset is None else len(val_dataset),
             policy=base,
             checkpoint=None,
+            reference=base if uses_reference(self.config) else None,
         )
 
     def propose(self, state: VERLState) -> Proposal:
@@ -141,8 +161,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             batch_size=self.config.data.train_batch_size,
             seed=state.seed if self.config.data.shuffle else None,
         )
-        rollout = self.config.actor_rollout_ref.rollout
-        return self._proposal(state, "train", rows, rollout.n, rollout.temperature)
+        return self._proposal(state, "train", rows, self.config.actor_rollout_ref.rollout, True)
 
     def validation(self, state: VERLState) -> Proposal | None:
         """Return `val_kwargs.n` rollouts of the first `val_batch_size` validation rows, or of all.
@@ -154,8 +173,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             return None
         num_rows = min(state.val_size, self.config.data.val_batch_size or state.val_size)
         settings = self.config.actor_rollout_ref.rollout.val_kwargs
-        temperature = settings.temperature if settings.do_sample else 0.0
-        return self._proposal(state, "val", list(range(num_rows)), settings.n, temperature)
+        return self._proposal(state, "val", list(range(num_rows)), settings, settings.do_sample)
 
     async def learn(self, state: VERLState, experience: Experience) -> VERLState:
         """Update the policy, keep a checkpoint and the tables `update_rows` and `update_metrics`.
@@ -192,19 +210,24 @@ class VERL(IterativeAlgorithm[VERLState]):
         state: VERLState,
         mode: Literal["train", "val"],
         rows: list[int],
-        num_samples: int,
-        temperature: float,
+        sampling: DictConfig,
+        is_sampled: bool,
     ) -> Proposal:
+        parameters: dict[str, Any] = {
+            "temperature": float(sampling.temperature) if is_sampled else 0.0,
+            "max_tokens": self.config.data.max_response_length,
+        }
+        if is_sampled and sampling.top_p != 1:
+            parameters["top_p"] = float(sampling.top_p)
+        if is_sampled and sampling.top_k != -1:
+            parameters["extra_body"] = {"top_k": sampling.top_k}  # not a field of OpenAI's
         return Proposal(
             policy=state.policy,
-            sampling_parameters={
-                "temperature": float(temperature),
-                "max_tokens": self.config.data.max_response_length,
-            },
+            sampling_parameters=parameters,
             requests=tuple(
                 RolloutRequest(dataset=mode, row=row, group=group, sample=sample, mode=mode)
                 for group, row in enumerate(rows)
-                for sample in range(num_samples)
+                for sample in range(sampling.n)
             ),
         )
 
@@ -224,31 +247,39 @@ class VERL(IterativeAlgorithm[VERLState]):
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _learn(self, state: VERLState, experience: Experience) -> VERLState:
-        from agl_core.algorithm.verl import batch as rows
-        from agl_core.algorithm.verl.metrics import iteration_metrics, metrics_table
+        from agl_core.algorithm.verl.batch import read_rows
+        from agl_core.algorithm.verl.metrics import metrics_table
+        from agl_core.algorithm.verl.update import learn
 
-        batch = rows.read_rows(experience.read_batch())
-        advantages = rows.advantages(
-            batch,
-            self.config.algorithm.adv_estimator,
-            self.config.algorithm.norm_adv_by_std_in_grpo,
-        )
+        batch = read_rows(experience.read_batch())
         worker = self._worker_at(state, experience.artifacts)
-        temperature = self.config.actor_rollout_ref.rollout.temperature
-        old = worker.log_probs(batch, temperature)
+        coefficient = state.kl_coefficient
+        if coefficient is None:
+            coefficient = float(self.config.algorithm.kl_ctrl.kl_coef)
         self._held = None  # until the new weights are kept
-        steps = worker.update(batch, old.values, advantages, step=state.step)
+        update = learn(
+            worker,
+            batch,
+            self.config,
+            self.batch_settings,
+            step=state.step,
+            kl_coefficient=coefficient,
+        )
         folder = experience.artifacts.scratch("checkpoint")
         worker.save_checkpoint(folder, state.step + 1)
         checkpoint = experience.artifacts.put_folder("checkpoint", folder)
+        experience.artifacts.put_table("update_rows", update.rows)
         experience.artifacts.put_table(
-            "update_rows", rows.update_rows(batch, old.values, advantages)
-        )
-        experience.artifacts.put_table(
-            "update_metrics", metrics_table(steps, iteration_metrics(batch, old, advantages))
+            "update_metrics", metrics_table(update.steps, update.metrics)
         )
         self._held = (state.step + 1, checkpoint)
-        return state.model_copy(update={"step": state.step + 1, "checkpoint": checkpoint})
+        return state.model_copy(
+            update={
+                "step": state.step + 1,
+                "checkpoint": checkpoint,
+                "kl_coefficient": update.kl_coefficient if self._penalises else None,
+            }
+        )
 
     def _export(self, state: VERLState, artifacts: Artifacts) -> VERLState:
         from agl_core.serving.weights import weights_digest
@@ -270,8 +301,9 @@ class VERL(IterativeAlgorithm[VERLState]):
         if self._worker is None or self._held != (state.step, state.checkpoint):
             self._drop_worker()
             folder = _policy_folder(state.policy, artifacts)
+            reference = state.reference and _policy_folder(state.reference, artifacts)
             steps = total_steps(self.config, state.train_size)
-            self._worker = UpdateWorker(self.config, folder, steps)
+            self._worker = UpdateWorker(self.config, folder, steps, reference)
             if state.checkpoint is not None:
                 self._worker.load_checkpoint(artifacts.fetch_folder(state.checkpoint))
             self._held = (state.step, state.checkpoint)

@@ -1,4 +1,4 @@
-"""Build VERL's `TrainingWorker` in this process, on one rank.
+"""Build VERL's `TrainingWorker` in this process, on one rank, for each model of an update.
 
 All workers of the process share one process group. It has an in-memory store, so no port is opened,
 and it ends with the last worker.
@@ -8,8 +8,9 @@ import gc
 import io
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from agl_core.algorithm.verl import platform_cpu
+from agl_core.algorithm.verl.value_head import value_head
 from agl_core.errors import AglError, TrainerError
 
 with platform_cpu.quiet_imports():
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.config import TrainingWorkerConfig
+    from verl.workers.config import EngineConfig, HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
-    from verl.workers.utils.losses import ppo_loss
+    from verl.workers.utils.losses import ppo_loss, value_loss
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +53,121 @@ _num_members = 0
 """Workers of this process that are in its process group."""
 
 
-def build_training_worker(
-    config: DictConfig, model_folder: Path, total_steps: int
-) -> TrainingWorker:
-    """Join a process group of one rank and build model, optimizer and scheduler.
+def build_actor(config: DictConfig, folder: Path, total_steps: int) -> TrainingWorker:
+    """Join a process group of one rank and build the policy with its optimizer and schedule.
 
     Args:
         config: Composed configuration; not changed.
-        model_folder: Hugging Face folder of the policy.
+        folder: Hugging Face folder of the policy.
         total_steps: Iterations of the run, for the learning-rate schedule.
 
     Raises:
         TrainerError: VERL cannot build the worker, or this process has a process group of others.
     """
-    config = _for_this_machine(config, model_folder, total_steps)
+    config = _for_this_machine(config, total_steps)
+
+    def build() -> TrainingWorker:
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        actor.model_config = _model(config.actor_rollout_ref.model, folder)
+        if config.algorithm.rollout_correction.bypass_mode:  # as `apply_bypass_mode` does
+            loss = replace(
+                actor.policy_loss,
+                loss_mode="bypass_mode",
+                rollout_correction=RolloutCorrectionConfig(**config.algorithm.rollout_correction),
+            )
+            object.__setattr__(actor, "policy_loss", loss)
+        rollout = config.actor_rollout_ref.rollout
+        worker = TrainingWorker(
+            TrainingWorkerConfig(
+                model_type="language_model",
+                model_config=actor.model_config,
+                engine_config=_with_micro_batches(
+                    actor.engine,
+                    actor.ppo_micro_batch_size_per_gpu,
+                    rollout.log_prob_micro_batch_size_per_gpu,
+                ),
+                optimizer_config=actor.optim,
+                checkpoint_config=actor.checkpoint,
+            )
+        )
+        worker.reset()
+        worker.set_loss_fn(partial(ppo_loss, config=actor))
+        return worker
+
+    return _build(build)
+
+
+def build_reference(config: DictConfig, folder: Path) -> TrainingWorker:
+    """Build a frozen policy, which only gives log-probs.
+
+    Args:
+        config: Composed configuration; not changed.
+        folder: Hugging Face folder of the policy.
+
+    Raises:
+        TrainerError: As `build_actor`.
+    """
+    config = _for_this_machine(config, total_steps=1)
+
+    def build() -> TrainingWorker:
+        reference = config.actor_rollout_ref.ref
+        micro_batch_size = reference.log_prob_micro_batch_size_per_gpu
+        engine = omega_conf_to_dataclass(reference.fsdp_config)
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        worker = TrainingWorker(
+            TrainingWorkerConfig(
+                model_type="language_model",
+                model_config=_model(config.actor_rollout_ref.model, folder),
+                engine_config=_with_micro_batches(engine, micro_batch_size, micro_batch_size),
+                optimizer_config=actor.optim,
+                checkpoint_config=actor.checkpoint,
+            )
+        )
+        worker.reset()
+        return worker
+
+    return _build(build)
+
+
+def build_critic(config: DictConfig, folder: Path, total_steps: int, seed: int) -> TrainingWorker:
+    """Build a model of token values with its optimizer and schedule.
+
+    Args:
+        config: Composed configuration; not changed.
+        folder: Hugging Face folder of a language model; its output layer is replaced.
+        total_steps: Iterations of the run, for the learning-rate schedule.
+        seed: Decides the weights of the new output layer.
+
+    Raises:
+        TrainerError: As `build_actor`.
+    """
+    config = _for_this_machine(config, total_steps)
+
+    def build() -> TrainingWorker:
+        config.critic.model.path = str(folder)
+        critic = omega_conf_to_dataclass(config.critic)
+        with value_head(seed):
+            worker = TrainingWorker(
+                TrainingWorkerConfig(
+                    model_type="value_model",
+                    model_config=critic.model,
+                    engine_config=_with_micro_batches(
+                        critic.engine,
+                        critic.ppo_micro_batch_size_per_gpu,
+                        critic.forward_micro_batch_size_per_gpu,
+                    ),
+                    optimizer_config=critic.optim,
+                    checkpoint_config=critic.checkpoint,
+                )
+            )
+            worker.reset()
+        worker.set_loss_fn(partial(value_loss, config=critic))
+        return worker
+
+    return _build(build)
+
+
+def _build(build: Callable[[], TrainingWorker]) -> TrainingWorker:
     _join_process_group()
     try:
         with (
@@ -72,14 +176,23 @@ def build_training_worker(
             platform_cpu.quiet_imports(),
             _quiet_output(),
         ):
-            actor_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-            worker = TrainingWorker(_worker_config(config, actor_config))
-            worker.reset()
-            worker.set_loss_fn(partial(ppo_loss, config=actor_config))
+            return build()
     except BaseException:
         leave_process_group()
         raise
-    return worker
+
+
+def _model(config: DictConfig, folder: Path) -> HFModelConfig:
+    config = config.copy()
+    config.path = str(folder)
+    return omega_conf_to_dataclass(config)
+
+
+def _with_micro_batches(engine: EngineConfig, train: int, infer: int) -> EngineConfig:
+    engine.use_dynamic_bsz = False
+    engine.micro_batch_size_per_gpu = train
+    engine.infer_micro_batch_size_per_gpu = infer
+    return engine
 
 
 def _join_process_group() -> None:
@@ -103,47 +216,43 @@ def leave_process_group() -> None:
         dist.destroy_process_group()
 
 
-def _for_this_machine(config: DictConfig, model_folder: Path, total_steps: int) -> DictConfig:
-    """Return a copy of the configuration with what the run, not the user, decides."""
+def _for_this_machine(config: DictConfig, total_steps: int) -> DictConfig:
+    """Return a copy of the configuration with what the run and the machine decide."""
     config = config.copy()
     settings: dict[str, Any] = {
-        "model.path": str(model_folder),
-        "actor.optim.total_training_steps": total_steps,
+        "actor_rollout_ref.actor.optim.total_training_steps": total_steps,
+        "actor_rollout_ref.ref.fsdp_config.strategy": config.actor_rollout_ref.actor.strategy,
+        "critic.optim.total_training_steps": total_steps,
     }
     if not platform_cpu.HAS_GPU:
+        for model in ("actor_rollout_ref.model", "critic.model"):
+            settings |= {
+                f"{model}.use_remove_padding": False,
+                f"{model}.enable_gradient_checkpointing": False,
+                f"{model}.override_config.attn_implementation": "sdpa",
+            }
+        for engine in (
+            "actor_rollout_ref.actor.fsdp_config",
+            "actor_rollout_ref.ref.fsdp_config",
+            "critic.fsdp",
+        ):
+            settings |= {
+                f"{engine}.strategy": "fsdp2",
+                f"{engine}.use_torch_compile": False,
+                # one that is only used forward would be kept in pinned memory, which needs a GPU
+                f"{engine}.forward_only": False,
+                f"{engine}.mixed_precision": dict.fromkeys(
+                    ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
+                ),
+            }
         settings |= {
-            "model.use_remove_padding": False,
-            "model.enable_gradient_checkpointing": False,
-            "model.override_config.attn_implementation": "sdpa",
-            "actor.strategy": "fsdp2",
-            "actor.use_torch_compile": False,
-            "actor.fsdp_config.use_torch_compile": False,
-            "actor.fsdp_config.mixed_precision": dict.fromkeys(
-                ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
-            ),
+            "actor_rollout_ref.actor.strategy": "fsdp2",
+            "actor_rollout_ref.actor.use_torch_compile": False,
+            "critic.strategy": "fsdp2",
         }
     for key, value in settings.items():
-        OmegaConf.update(config, f"actor_rollout_ref.{key}", value, force_add=True)
+        OmegaConf.update(config, key, value, force_add=True)
     return config
-
-
-def _worker_config(config: DictConfig, actor_config: Any) -> TrainingWorkerConfig:
-    """Build the worker's configuration as VERL's `ActorRolloutRefWorker.init_model` does."""
-    engine = actor_config.engine
-    engine.use_dynamic_bsz = False
-    engine.micro_batch_size_per_gpu = actor_config.ppo_micro_batch_size_per_gpu
-    engine.infer_micro_batch_size_per_gpu = (
-        config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
-    )
-    model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-    actor_config.model_config = model_config
-    return TrainingWorkerConfig(
-        model_type="language_model",
-        model_config=model_config,
-        engine_config=engine,
-        optimizer_config=actor_config.optim,
-        checkpoint_config=actor_config.checkpoint,
-    )
 
 
 @contextmanager

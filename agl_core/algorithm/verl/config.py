@@ -1,16 +1,15 @@
 """VERL's own `ppo_trainer` configuration with a user's overrides, checked key by key.
 
-Overrides are a dict, nested or dotted or both, with the keys of the VERL command line::
-
-    {"data": {"train_batch_size": 16}, "actor_rollout_ref.actor.optim.lr": 1e-6}
-
 Composing reads the installed VERL's YAML files by Hydra and loads neither VERL nor torch.
 """
 
 import math
+import os
+from collections import defaultdict
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,39 +17,26 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from agl_core.algorithm.verl import keys
-from agl_core.algorithm.verl.keys import ACTOR, ROLLOUT
+from agl_core.algorithm.verl import keys, limits, settings
+from agl_core.algorithm.verl.keys import ACTOR, CRITIC, OURS
+from agl_core.algorithm.verl.overrides import Overrides, normalise
 from agl_core.errors import ConfigError
 
 _ABSENT = object()
+_OPEN = "override_optimizer_config"
+"""A mapping that is null by default."""
 
 
-def normalise(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides as one flat dict of dotted keys.
-
-    Raises:
-        ConfigError: A key is not a string, or is set twice by different spellings.
-    """
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, node: Mapping[str, Any]) -> None:
-        for name, value in node.items():
-            if not isinstance(name, str) or not name:
-                raise ConfigError(f"VERL config: key {name!r} below {prefix!r} is not a name")
-            key = prefix + name
-            if isinstance(value, Mapping) and value:
-                walk(key + ".", value)
-            elif key in flat:
-                raise ConfigError(f"VERL config: {key} is set twice")
-            else:
-                flat[key] = value
-
-    walk("", overrides)
-    return flat
+def has_gpu() -> bool:
+    """Say whether VERL would find a GPU here; loads no torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    built_for_cpu = version("torch").endswith("+cpu")
+    return not hidden and not built_for_cpu and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def compose(overrides: Mapping[str, Any]) -> DictConfig:
+def compose(overrides: Overrides, *, gpu: bool | None = None) -> DictConfig:
     """Return VERL's configuration with the overrides merged, after every check that needs no data.
 
     Where VERL reads one key and ignores its twin, the one that the user set decides:
@@ -58,31 +44,41 @@ def compose(overrides: Mapping[str, Any]) -> DictConfig:
     high bound that are not set.
 
     Args:
-        overrides: The user's settings, nested or dotted.
+        overrides: The user's settings; see `overrides`.
+        gpu: Judge keys for a machine with, or without, a GPU; None looks for one.
 
     Raises:
         ConfigError: A key is unknown, or settings are refused; all refused ones are named.
     """
     flat = normalise(overrides)
+    gpu = has_gpu() if gpu is None else gpu
     config = _defaults().copy()
-    problems = []
+    refused: defaultdict[str, list[str]] = defaultdict(list)
     for key, value in flat.items():
         default = _lookup(config, key)
         try:
             flat[key] = value = _coerce(default, value)
         except ValueError as error:
-            problems.append(f"{key}={value!r}: {error}")
+            refused[str(error)].append(f"{key}={value!r}")
             continue
-        reason = None if _same(default, value) else keys.refusal(key, value)
+        reason = None if _same(default, value) else keys.refusal(key, gpu=gpu)
         if reason is not None:
-            problems.append(f"{key}={value!r}: {reason}")
+            refused[reason].append(f"{key}={value!r}")
+    _raise([f"{', '.join(set_to)}: {reason}" for reason, set_to in refused.items()])
+    try:
+        for key, value in flat.items():
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        _settle(config, flat)
+        _raise(list(limits.problems(config, flat, gpu=gpu)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"VERL config: {str(error).splitlines()[0]}") from error
+    settings.batch_settings(config, min_group_size=1)
+    return config
+
+
+def _raise(problems: list[str]) -> None:
     if problems:
         raise ConfigError("VERL config: " + "; ".join(problems))
-    for key, value in flat.items():
-        OmegaConf.update(config, key, value, merge=False)
-    _settle(config, flat)
-    _check_values(config)
-    return config
 
 
 @cache
@@ -92,7 +88,9 @@ def _defaults() -> DictConfig:
     assert spec.submodule_search_locations
     folder = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
     with initialize_config_dir(config_dir=str(folder), version_base=None):
-        return hydra_compose("ppo_trainer")
+        config = hydra_compose("ppo_trainer")
+    OmegaConf.update(config, OURS.removesuffix("."), settings.DEFAULTS, force_add=True)
+    return config
 
 
 def _lookup(config: DictConfig, key: str) -> Any:
@@ -101,7 +99,9 @@ def _lookup(config: DictConfig, key: str) -> Any:
     for name in key.split("."):
         if isinstance(node, DictConfig) and len(node) == 0:
             return _ABSENT
-        if not isinstance(node, DictConfig) or name not in node:
+        if node is None and f".{_OPEN}." in key:
+            return _ABSENT
+        if not isinstance(node, DictConfig) or name not in list(node):  # `in` denies missing values
             raise ConfigError(f"VERL config: unknown key {key!r}{_suggestion(config, key)}")
         node = None if OmegaConf.is_missing(node, name) else node[name]
     if isinstance(node, DictConfig) and len(node) > 0:
@@ -110,12 +110,17 @@ def _lookup(config: DictConfig, key: str) -> Any:
 
 
 def _suggestion(config: DictConfig, key: str) -> str:
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    leaves = list(normalise(plain))
+    leaves = list(default_leaves(config))
     near = get_close_matches(key, leaves, n=1, cutoff=0.8)
     if not near:  # the right name in the wrong section
         near = [leaf for leaf in leaves if leaf.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]][:1]
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def default_leaves(config: DictConfig | None = None) -> dict[str, Any]:
+    """Return every key of VERL's configuration, and of ours, with its default as it is written."""
+    plain: Any = OmegaConf.to_container(_defaults() if config is None else config, resolve=False)
+    return normalise(plain)
 
 
 def _coerce(default: Any, value: Any) -> Any:
@@ -126,56 +131,70 @@ def _coerce(default: Any, value: Any) -> Any:
     elif isinstance(default, int | float) and value is not None:
         if isinstance(value, bool):
             raise ValueError("expected a number")
-        value = float(value) if isinstance(value, str) else value
+        if isinstance(value, str) and not _is_range(value):
+            value = float(value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("expected a finite number")
+    elif isinstance(default, str) and isinstance(value, bool | int | float):
+        raise ValueError("expected a text")
     return value
+
+
+def _is_range(value: str) -> bool:
+    """Say whether a text is a lower and an upper bound, `0.5_2.0`."""
+    return value.count("_") == 1 and not value.startswith("_") and not value.endswith("_")
 
 
 def _same(default: Any, value: Any) -> bool:
     if OmegaConf.is_config(default):
         default = OmegaConf.to_container(default, resolve=False)
-    return type(default) is type(value) and default == value
+    of_one_type = isinstance(default, bool) is isinstance(value, bool)
+    return of_one_type and default == value
 
 
 def _settle(config: DictConfig, flat: Mapping[str, Any]) -> None:
-    actor = config.actor_rollout_ref.actor
-    if ACTOR + "grad_clip" in flat:
-        if flat.get(ACTOR + "optim.clip_grad", actor.grad_clip) != actor.grad_clip:
-            raise ConfigError("VERL config: actor.grad_clip and actor.optim.clip_grad differ")
-        actor.optim.clip_grad = actor.grad_clip
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    for section, settled in ((ACTOR, actor), (CRITIC, critic)):
+        if section + "grad_clip" in flat:
+            if flat.get(section + "optim.clip_grad", settled.grad_clip) != settled.grad_clip:
+                raise ConfigError(
+                    f"VERL config: {section}grad_clip and {section}optim.clip_grad differ"
+                )
+            settled.optim.clip_grad = settled.grad_clip
     if ACTOR + "clip_ratio" in flat:
         for bound in ("clip_ratio_low", "clip_ratio_high"):
             if ACTOR + bound not in flat:
                 actor[bound] = actor.clip_ratio
     if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
         # VERL's default is the padded length, which here varies with the rows
-        actor.loss_scale_factor = config.data.max_response_length
-    rollout = config.actor_rollout_ref.rollout
+        actor.loss_scale_factor = settings.row_limits(config)[1]
+    if CRITIC + "model.path" not in flat:
+        critic.model.path = None  # the policy that training starts from
+    _settle_micro_batches(config)
+
+
+def _settle_micro_batches(config: DictConfig) -> None:
+    """Take the rows of a forward pass from the actor where they are not set."""
+    critic = config.critic
+    micro_batch_size = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+    rollout, reference = config.actor_rollout_ref.rollout, config.actor_rollout_ref.ref
     if rollout.log_prob_micro_batch_size_per_gpu is None:
-        rollout.log_prob_micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
+        rollout.log_prob_micro_batch_size_per_gpu = micro_batch_size
+    if reference.log_prob_micro_batch_size_per_gpu is None:
+        size = rollout.log_prob_micro_batch_size_per_gpu
+        reference.log_prob_micro_batch_size_per_gpu = size
+    if critic.ppo_micro_batch_size_per_gpu is None:
+        critic.ppo_micro_batch_size_per_gpu = micro_batch_size
 
 
-def _check_values(config: DictConfig) -> None:
-    problems = []
-    for key, reason in keys.REQUIRED.items():
-        value = OmegaConf.select(config, key)
-        if value is None or keys.refusal(key, value) is not None:
-            problems.append(f"{key} must be set: {reason}")
-    for key in (*keys.POSITIVE_INTEGERS, *keys.OPTIONAL_POSITIVE_INTEGERS):
-        value = OmegaConf.select(config, key)
-        optional = key in keys.OPTIONAL_POSITIVE_INTEGERS or key in keys.REQUIRED
-        if not ((value is None and optional) or (type(value) is int and value > 0)):
-            problems.append(f"{key}={value!r}: expected a whole number above 0")
-    if not config.actor_rollout_ref.rollout.temperature > 0:
-        problems.append(f"{ROLLOUT}temperature must be above 0: training rollouts are sampled")
-    if config.actor_rollout_ref.actor.ppo_mini_batch_size > config.data.train_batch_size:
-        problems.append(
-            f"{ACTOR}ppo_mini_batch_size={config.actor_rollout_ref.actor.ppo_mini_batch_size} "
-            f"is above data.train_batch_size={config.data.train_batch_size}"
-        )
-    if problems:
-        raise ConfigError("VERL config: " + "; ".join(problems))
+def uses_critic(config: DictConfig) -> bool:
+    """Say whether an update needs values of tokens."""
+    return config.algorithm.adv_estimator == "gae"
+
+
+def uses_reference(config: DictConfig) -> bool:
+    """Say whether an update needs the log-probs of the policy that training starts from."""
+    return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
 
 
 def total_steps(config: DictConfig, train_size: int) -> int:

@@ -1,127 +1,303 @@
-"""Which keys of VERL's configuration a user may set, and with which values.
+"""What becomes of each key of VERL's configuration that a user sets away from VERL's default.
 
-Only keys that the user set to something else than VERL's default are judged. A key that is not in
-the table is
-refused: nothing that a user sets is ignored.
+Every key has one verdict, found by the longest matching prefix in `RULES`: it is honoured, honoured
+on a GPU only, forwarded to the launch of vLLM, or refused with the reason. Nothing that a user sets
+is ignored. Keys under a switch that is off (`kl_loss_coef` without `use_kl_loss`) are accepted, as
+VERL does. `limits` says which values of an honoured key work, and which keys need each other.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from functools import cache
 
 ACTOR = "actor_rollout_ref.actor."
+MODEL = "actor_rollout_ref.model."
+REFERENCE = "actor_rollout_ref.ref."
 ROLLOUT = "actor_rollout_ref.rollout."
+CRITIC = "critic."
+OURS = "agentlightning."
 
-HONOURED: frozenset[str] = frozenset(
-    {
-        "data.train_batch_size",  # inputs in one iteration
-        "data.val_batch_size",  # validation rows, from the first; null is all of them
-        "data.max_prompt_length",
-        "data.max_response_length",  # `max_tokens` of each model request
-        "data.seed",
-        "data.shuffle",
-        "actor_rollout_ref.model.path",
-        ROLLOUT + "n",  # rollouts of one input
-        ROLLOUT + "temperature",
-        ROLLOUT + "log_prob_micro_batch_size_per_gpu",  # null is the actor's micro-batch size
-        ROLLOUT + "val_kwargs.temperature",
-        ROLLOUT + "val_kwargs.n",
-        ROLLOUT + "val_kwargs.do_sample",  # false is temperature 0
-        ACTOR + "ppo_mini_batch_size",  # in inputs, as in VERL; see `worker.mini_batches`
-        ACTOR + "ppo_epochs",
-        ACTOR + "ppo_micro_batch_size_per_gpu",  # rows in one forward pass
-        ACTOR + "clip_ratio",
-        ACTOR + "clip_ratio_low",
-        ACTOR + "clip_ratio_high",
-        ACTOR + "clip_ratio_c",
-        ACTOR + "entropy_coeff",
-        ACTOR + "calculate_entropy",
-        ACTOR + "loss_agg_mode",
-        ACTOR + "loss_scale_factor",
-        ACTOR + "grad_clip",
-        ACTOR + "shuffle",
-        ACTOR + "data_loader_seed",
-        ACTOR + "optim.lr",
-        ACTOR + "optim.lr_warmup_steps",
-        ACTOR + "optim.lr_warmup_steps_ratio",
-        ACTOR + "optim.lr_scheduler_type",
-        ACTOR + "optim.min_lr_ratio",
-        ACTOR + "optim.num_cycles",
-        ACTOR + "optim.zero_indexed_step",
-        ACTOR + "optim.weight_decay",
-        ACTOR + "optim.betas",
-        ACTOR + "optim.clip_grad",
-        "algorithm.norm_adv_by_std_in_grpo",
-        "trainer.total_training_steps",  # iterations
-        "trainer.total_epochs",  # used where total_training_steps is null
-        "trainer.val_before_train",
-        "trainer.test_freq",  # not set: every iteration is validated
-    }
-)
+
+class Fate(StrEnum):
+    """What becomes of a key."""
+
+    HONOURED = "honoured"
+    GPU = "gpu"
+    """Honoured where there is a GPU; refused elsewhere."""
+    SERVER = "server"
+    """An argument of vLLM's launch; refused where the embedded engine serves."""
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Restriction:
-    """The values of a key that are honoured so far."""
+class Verdict:
+    """A key's fate, with the reason where it is, or may be, refused."""
 
-    allowed: tuple[Any, ...]
-    reason: str
+    fate: Fate
+    reason: str = ""
 
 
-_RECORDED = "log-probs are recorded at the sampling temperature alone; only {} is supported"
-_NO_KL = "a reference policy is not supported yet; only false is"
-_DISCOUNT = "GRPO has one reward for each rollout and does not discount; only 1.0 is supported"
+_HONOURED = Verdict(Fate.HONOURED)
+_SERVER = Verdict(Fate.SERVER, "a setting of vLLM, and here the embedded engine serves the policy")
+_GPU = Verdict(Fate.GPU, "only a GPU makes use of it, and there is none here; leave it out")
 
-RESTRICTED: dict[str, Restriction] = {
-    "algorithm.adv_estimator": Restriction(
-        ("grpo",), "other estimators are not supported yet; set it to 'grpo'"
+
+def _refused(reason: str) -> Verdict:
+    return Verdict(Fate.REFUSED, reason)
+
+
+_ONE_RANK = _refused("one rank learns; nothing is split over several")
+_TEXT = _refused("policies are language models over text")
+_PROFILER = _refused("VERL's profiler is not run")
+_BATCH_SIZE = _refused("use the key of the same name that ends in _per_gpu")
+_DYNAMIC = _refused("a forward pass has a fixed number of rows; set the micro-batch size")
+_PADDING = _refused("rows are padded to the longest of their forward pass, as they come")
+_CHECKPOINT = _refused("the ledger keeps model, optimizer and RNG after every update")
+_FOLDER = _refused("configuration, tokenizer and chat template are those of the policy's folder")
+_REWARD = _refused("rewards come from the agent")
+_DATA = _refused("datasets are the run's train_data and val_data; the agent makes the prompts")
+_NAME = _refused("runs are named by run_id")
+_LORA = _refused("LoRA is not supported yet")
+_CODE = _refused("code beside the policy is not loaded")
+
+
+def _optimizer(section: str) -> dict[str, Verdict]:
+    return {
+        section + "optim.": _HONOURED,
+        section + "optim._target_": _refused("VERL's own class is used"),
+        section + "optim.warmup_style": _refused("its name is lr_scheduler_type now"),
+        section + "optim.total_training_steps": _refused("set trainer.total_training_steps"),
+    }
+
+
+def _engine(section: str) -> dict[str, Verdict]:
+    """Keys of an FSDP engine."""
+    return {
+        section: _GPU,
+        section + "_target_": _refused("VERL's own class is used"),
+        section + "fsdp_size": _ONE_RANK,
+        section + "ulysses_sequence_parallel_size": _ONE_RANK,
+        section + "use_no_sync_for_gradient_accumulation": _ONE_RANK,
+        section + "forward_only": _refused("follows from what the model is for"),
+        section + "strategy": _refused("set the section's own strategy"),
+        section + "entropy_": _refused("set the key of the same name of actor_rollout_ref.actor"),
+        section + "pad_to_length": _PADDING,
+        section + "pad_to_length_bucket": _PADDING,
+        section + "qat.": _refused("quantisation-aware training is not supported"),
+        section + "turbo_config.": _ONE_RANK,
+    }
+
+
+def _model(section: str) -> dict[str, Verdict]:
+    return {
+        section: _refused("not supported"),
+        section + "path": _HONOURED,
+        section + "hf_config_path": _FOLDER,
+        section + "tokenizer_path": _FOLDER,
+        section + "custom_chat_template": _FOLDER,
+        section + "override_config": _FOLDER,
+        section + "override_config.": _FOLDER,
+        section + "override_config.attn_implementation": _GPU,
+        section + "trust_remote_code": _CODE,
+        section + "external_lib": _CODE,
+        section + "use_shm": _refused("the policy is read from its folder"),
+        section + "enable_gradient_checkpointing": _GPU,
+        section + "enable_activation_offload": _GPU,
+        section + "use_remove_padding": _GPU,
+        section + "lora": _LORA,
+        section + "target_modules": _LORA,
+        section + "exclude_modules": _LORA,
+        section + "mtp.": _refused("multi-token prediction is not supported"),
+        section + "use_liger": _refused("fused kernels are not supported"),
+        section + "use_fused_kernels": _refused("fused kernels are not supported"),
+        section + "fused_kernel_options.": _refused("fused kernels are not supported"),
+        section + "tiled_mlp.": _refused("fused kernels are not supported"),
+    }
+
+
+RULES: dict[str, Verdict] = {
+    "model_engine": _refused("only VERL's FSDP engine ('dp') is supported"),
+    "actor_rollout_ref.hybrid_engine": _refused("the policy is served by a process of its own"),
+    "actor_rollout_ref.nccl_timeout": _ONE_RANK,
+    # the policy
+    ACTOR: _HONOURED,
+    ACTOR + "_target_": _refused("VERL's own class is used"),
+    ACTOR + "rollout_n": _refused("set actor_rollout_ref.rollout.n"),
+    ACTOR + "ppo_micro_batch_size": _BATCH_SIZE,
+    ACTOR + "use_dynamic_bsz": _DYNAMIC,
+    ACTOR + "ppo_max_token_len_per_gpu": _DYNAMIC,
+    ACTOR + "freeze_vision_tower": _TEXT,
+    ACTOR + "policy_loss._target_": _refused("VERL's own class is used"),
+    ACTOR + "calculate_sum_pi_squared": _refused("no supported estimator reads it"),
+    ACTOR + "use_prefix_grouper": _refused("not supported"),
+    ACTOR + "use_torch_compile": _GPU,
+    ACTOR + "use_fused_kernels": _refused("fused kernels are not supported"),
+    ACTOR + "use_remove_padding": _refused("set actor_rollout_ref.model.use_remove_padding"),
+    ACTOR + "ulysses_sequence_parallel_size": _ONE_RANK,
+    ACTOR + "pad_to_length": _PADDING,
+    ACTOR + "checkpoint.": _CHECKPOINT,
+    ACTOR + "profiler.": _PROFILER,
+    ACTOR + "qat.": _refused("quantisation-aware training is not supported"),
+    **_optimizer(ACTOR),
+    **_engine(ACTOR + "fsdp_config."),
+    **_model(MODEL),
+    # the frozen policy that it may not leave far behind
+    REFERENCE: _refused("the reference policy is built as the actor is"),
+    REFERENCE + "log_prob_micro_batch_size_per_gpu": _HONOURED,
+    REFERENCE + "log_prob_micro_batch_size": _BATCH_SIZE,
+    REFERENCE + "log_prob_use_dynamic_bsz": _DYNAMIC,
+    REFERENCE + "log_prob_max_token_len_per_gpu": _DYNAMIC,
+    REFERENCE + "ulysses_sequence_parallel_size": _ONE_RANK,
+    REFERENCE + "pad_to_length": _PADDING,
+    REFERENCE + "profiler.": _PROFILER,
+    REFERENCE + "use_torch_compile": _GPU,
+    **_engine(REFERENCE + "fsdp_config."),
+    # values of tokens, for GAE
+    CRITIC: _HONOURED,
+    CRITIC + "_target_": _refused("VERL's own class is used"),
+    CRITIC + "rollout_n": _refused("set actor_rollout_ref.rollout.n"),
+    CRITIC + "ppo_micro_batch_size": _BATCH_SIZE,
+    CRITIC + "forward_micro_batch_size": _BATCH_SIZE,
+    CRITIC + "use_dynamic_bsz": _DYNAMIC,
+    CRITIC + "ppo_max_token_len_per_gpu": _DYNAMIC,
+    CRITIC + "forward_max_token_len_per_gpu": _DYNAMIC,
+    CRITIC + "ulysses_sequence_parallel_size": _ONE_RANK,
+    CRITIC + "checkpoint.": _CHECKPOINT,
+    CRITIC + "profiler.": _PROFILER,
+    **_optimizer(CRITIC),
+    **_engine(CRITIC + "fsdp."),
+    **_model(CRITIC + "model."),
+    # rollouts and their server
+    ROLLOUT: _refused("rollouts run in the pipeline's shards, not in VERL"),
+    ROLLOUT + "n": _HONOURED,  # rollouts of one input
+    ROLLOUT + "temperature": _HONOURED,
+    ROLLOUT + "top_p": _SERVER,
+    ROLLOUT + "top_k": _SERVER,
+    ROLLOUT + "do_sample": _refused("training rollouts are sampled"),
+    ROLLOUT + "log_prob_micro_batch_size": _BATCH_SIZE,
+    ROLLOUT + "log_prob_micro_batch_size_per_gpu": _HONOURED,  # null is the actor's
+    ROLLOUT + "log_prob_use_dynamic_bsz": _DYNAMIC,
+    ROLLOUT + "log_prob_max_token_len_per_gpu": _DYNAMIC,
+    ROLLOUT + "logprobs_mode": _refused(
+        "log-probs are compared at the sampling temperature: 'processed_logprobs' only"
     ),
-    "algorithm.gamma": Restriction((1,), _DISCOUNT),
-    "algorithm.lam": Restriction((1,), _DISCOUNT),
-    "algorithm.use_kl_in_reward": Restriction((False,), _NO_KL),
-    ACTOR + "use_kl_loss": Restriction((False,), _NO_KL),
-    ROLLOUT + "top_p": Restriction((1,), _RECORDED.format("1.0")),
-    ROLLOUT + "top_k": Restriction((-1,), _RECORDED.format("-1")),
-    ROLLOUT + "val_kwargs.top_p": Restriction((1,), "only 1.0 is supported yet"),
-    ROLLOUT + "val_kwargs.top_k": Restriction((-1,), "only -1 is supported yet"),
+    ROLLOUT + "calculate_log_probs": _refused("log-probs of rollouts are always recorded"),
+    ROLLOUT + "multi_turn.": _refused("the agent decides its turns and tools"),
+    ROLLOUT + "agent.": _refused("the agent is the run's"),
+    ROLLOUT + "prompt_length": _refused("set data.max_prompt_length"),
+    ROLLOUT + "response_length": _refused("set data.max_response_length"),
+    ROLLOUT + "val_kwargs._target_": _refused("VERL's own class is used"),
+    ROLLOUT + "val_kwargs.n": _HONOURED,
+    ROLLOUT + "val_kwargs.temperature": _HONOURED,
+    ROLLOUT + "val_kwargs.do_sample": _HONOURED,  # false is temperature 0
+    ROLLOUT + "val_kwargs.top_p": _SERVER,
+    ROLLOUT + "val_kwargs.top_k": _SERVER,
+    ROLLOUT + "name": _SERVER,
+    ROLLOUT + "gpu_memory_utilization": _SERVER,
+    ROLLOUT + "tensor_model_parallel_size": _SERVER,
+    ROLLOUT + "pipeline_model_parallel_size": _SERVER,
+    ROLLOUT + "data_parallel_size": _SERVER,
+    ROLLOUT + "dtype": _SERVER,
+    ROLLOUT + "enforce_eager": _SERVER,
+    ROLLOUT + "max_model_len": _SERVER,
+    ROLLOUT + "max_num_seqs": _SERVER,
+    ROLLOUT + "max_num_batched_tokens": _SERVER,
+    ROLLOUT + "enable_chunked_prefill": _SERVER,
+    ROLLOUT + "enable_prefix_caching": _SERVER,
+    ROLLOUT + "scheduling_policy": _SERVER,
+    ROLLOUT + "quantization": _SERVER,
+    ROLLOUT + "seed": _refused("each call has a seed of its own"),
+    ROLLOUT + "engine_kwargs.": _refused("the policy is served by vLLM or the embedded engine"),
+    ROLLOUT + "engine_kwargs.vllm": _SERVER,
+    # what is learned from
+    "data.": _DATA,
+    "data.train_batch_size": _HONOURED,  # inputs of one iteration
+    "data.gen_batch_size": _refused("set data.train_batch_size"),
+    "data.val_batch_size": _HONOURED,  # validation rows, from the first; null is all of them
+    "data.max_prompt_length": _HONOURED,
+    "data.max_response_length": _HONOURED,  # also `max_tokens` of each model request
+    "data.truncation": _refused("set agentlightning.truncation.prompt"),
+    "data.filter_overlong_prompts": _refused("set agentlightning.truncation.prompt"),
+    "data.filter_overlong_prompts_workers": _refused("set agentlightning.truncation.prompt"),
+    "data.seed": _HONOURED,
+    "data.shuffle": _HONOURED,
+    "algorithm.": _HONOURED,
+    "algorithm._target_": _refused("VERL's own class is used"),
+    "algorithm.kl_ctrl._target_": _refused("VERL's own class is used"),
+    "algorithm.filter_groups.": _refused(
+        "set agentlightning.filter.equal_rewards; no inputs are sampled in place of a group"
+    ),
+    "algorithm.use_pf_ppo": _refused("rows are never resampled"),
+    "algorithm.pf_ppo.": _refused("rows are never resampled"),
+    "reward.": _REWARD,
+    "reward_model.": _REWARD,
+    "custom_reward_function.": _REWARD,
+    "sandbox_fusion.": _REWARD,
+    # the run
+    "trainer.": _refused("a setting of VERL's trainer, which this pipeline replaces"),
+    "trainer.total_training_steps": _HONOURED,  # iterations
+    "trainer.total_epochs": _HONOURED,  # used where total_training_steps is null
+    "trainer.val_before_train": _HONOURED,
+    "trainer.test_freq": _HONOURED,  # not set: every iteration is validated
+    "trainer.save_freq": _HONOURED,  # every iteration is kept, so every save_freq-th is
+    "trainer.critic_warmup": _HONOURED,
+    "trainer.nnodes": _ONE_RANK,
+    "trainer.n_gpus_per_node": _HONOURED,  # 1; see `limits`
+    "trainer.device": _refused("a GPU is used where there is one"),
+    "trainer.logger": _refused("metrics are in the ledger"),
+    "trainer.log_val_generations": _refused("every rollout is in the ledger"),
+    "trainer.rollout_data_dir": _refused("every rollout is in the ledger"),
+    "trainer.validation_data_dir": _refused("every rollout is in the ledger"),
+    "trainer.project_name": _NAME,
+    "trainer.experiment_name": _NAME,
+    "trainer.resume_mode": _refused("a run goes on where its ledger ends"),
+    "trainer.resume_from_path": _refused("a run goes on where its ledger ends"),
+    "trainer.default_local_dir": _CHECKPOINT,
+    "trainer.default_hdfs_dir": _CHECKPOINT,
+    "trainer.max_actor_ckpt_to_keep": _CHECKPOINT,
+    "trainer.max_critic_ckpt_to_keep": _CHECKPOINT,
+    "trainer.v1.": _refused("a setting of VERL's trainer, which this pipeline replaces"),
+    "distillation.": _refused("distillation is not supported"),
+    "global_profiler.": _PROFILER,
+    "ray_kwargs.": _ONE_RANK,
+    "skip.": _refused("finished rollouts are never run again"),
+    "transfer_queue.": _refused("data passes through the ledger"),
+    # ours
+    OURS: _HONOURED,
+    OURS + "port": _refused("there is no server of VERL's; every process finds its own port"),
+    OURS + "trace_aggregator.debug": _refused("breaks are classified and counted in any case"),
+    OURS + "trace_aggregator.mismatch_log_dir": _refused(
+        "breaks of trajectories are counted in each manifest, by class"
+    ),
 }
+"""Verdicts by prefix; one that ends in a dot, or in the middle of a name, covers what follows."""
 
-REQUIRED: dict[str, str] = {
-    "algorithm.adv_estimator": "VERL's default 'gae' needs a critic; set it to 'grpo'",
-    ACTOR + "ppo_micro_batch_size_per_gpu": "VERL has no default for the rows of one forward pass",
-}
-"""Keys that have no usable default, with what to say about it."""
-
-POSITIVE_INTEGERS: tuple[str, ...] = (
-    "data.train_batch_size",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    ROLLOUT + "n",
-    ROLLOUT + "val_kwargs.n",
-    ACTOR + "ppo_mini_batch_size",
-    ACTOR + "ppo_epochs",
-    ACTOR + "ppo_micro_batch_size_per_gpu",
-    "trainer.total_epochs",
-)
-OPTIONAL_POSITIVE_INTEGERS: tuple[str, ...] = (
-    "data.val_batch_size",
-    "trainer.total_training_steps",
-    ROLLOUT + "log_prob_micro_batch_size_per_gpu",
+_PREFIXES = (
+    *(prefix for prefix in RULES if prefix.endswith((".", "_"))),
+    MODEL + "lora",
+    CRITIC + "model.lora",
+    ROLLOUT + "engine_kwargs.vllm",
 )
 
 
-def refusal(key: str, value: Any) -> str | None:
-    """Say why a key may not have a value that differs from VERL's default.
+@cache
+def verdict(key: str) -> Verdict:
+    """Return what becomes of a dotted key.
 
-    Args:
-        key: Dotted key of VERL's `ppo_trainer` configuration.
-        value: What the user set.
+    Raises:
+        KeyError: No rule covers it.
+    """
+    if key in RULES:
+        return RULES[key]
+    return RULES[max((p for p in _PREFIXES if key.startswith(p)), key=len)]
+
+
+def refusal(key: str, *, gpu: bool) -> str | None:
+    """Say why a key may not be set on a machine with, or without, a GPU.
 
     Returns:
-        One sentence without the key, or None where the setting is honoured.
+        One sentence without the key, or None where it may be.
     """
-    if key in HONOURED:
-        return None
-    restriction = RESTRICTED.get(key)
-    if restriction is None:
-        return "not supported yet"
-    return None if value in restriction.allowed else restriction.reason
+    found = verdict(key)
+    allowed = found.fate is Fate.HONOURED or (gpu and found.fate in (Fate.GPU, Fate.SERVER))
+    return None if allowed else found.reason

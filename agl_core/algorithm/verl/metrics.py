@@ -23,9 +23,8 @@ def iteration_metrics(batch: RowBatch, old: LogProbs, advantages: np.ndarray) ->
     """
     weighted = batch.response_mask > 0
     _, first = np.unique(batch.rollout, return_index=True)
-    rewards = batch.reward[first]
+    rewards = batch.rollout_reward[first]
     figures = {
-        "actor/entropy": old.entropy,
         "batch/num_rows": len(batch),
         "batch/num_rollouts": len(first),
         "batch/num_weighted_tokens": weighted.sum(),
@@ -35,6 +34,8 @@ def iteration_metrics(batch: RowBatch, old: LogProbs, advantages: np.ndarray) ->
         "prompt_length/mean": batch.prompt_lengths.mean(),
         "response_length/mean": batch.response_lengths.mean(),
     }
+    if old.entropy is not None:
+        figures["actor/entropy"] = old.entropy
     if weighted.any():
         figures["critic/advantages/max"] = advantages[weighted].max()
         figures["critic/advantages/min"] = advantages[weighted].min()

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agl_core.algorithm.verl.config import compose, normalise
+from agl_core.algorithm.verl.config import compose
+from agl_core.algorithm.verl.overrides import normalise
 from agl_core.ledger.tables import BATCH_ROWS
 from agl_core.types.training import FileRef, FolderRef
 
@@ -77,7 +79,7 @@ def make_rows(
     shape: list[tuple[int, int, float]], *, logprob: float | None = -4.5, masked: bool = False
 ) -> pa.Table:
     """Build a batch table of one row for each (rollout index, group, reward)."""
-    rows = []
+    rows, steps = [], Counter()
     for place, (index, group, reward) in enumerate(shape):
         prompt = [1 + (place * 7 + k) % 90 for k in range(3 + place % 4)]
         response = [1 + (place * 11 + 5 * k) % 90 for k in range(2 + (place * 3) % 5)]
@@ -88,15 +90,22 @@ def make_rows(
                 "index": index,
                 "rollout_id": f"ro-{index}",
                 "group": group,
-                "call_index": 0,
+                "call_index": steps[index],
+                "step": steps[index],
+                "num_calls": 1,
                 "prompt_ids": prompt,
                 "response_ids": response,
                 "response_mask": mask,
                 "rollout_logprobs": None if logprob is None else [logprob] * len(response),
+                "policy_versions": ["v000000"] * len(response),
+                "token_rewards": [0.0] * (len(response) - 1) + [reward],
                 "reward": reward,
+                "rollout_reward": reward,
+                "truncated": None,
                 "drop_reason": None,
             }
         )
+        steps[index] += 1
     return pa.Table.from_pylist(rows, schema=BATCH_ROWS)
 
 
@@ -170,6 +179,7 @@ def worker(_session_worker):
     """The session's update worker, with the weights and optimizer that it started with."""
     update_worker, start = _session_worker
     update_worker.load_checkpoint(start)
+    update_worker.start = start
     return update_worker
 
 
@@ -186,7 +196,7 @@ def worker_with(worker, monkeypatch: pytest.MonkeyPatch):
         config = compose(normalise(SETTINGS) | keys)
         loss_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         monkeypatch.setattr(worker, "_config", config)
-        monkeypatch.setattr(worker._worker, "loss_fn", partial(ppo_loss, config=loss_config))
+        monkeypatch.setattr(worker._actor.worker, "loss_fn", partial(ppo_loss, config=loss_config))
         return worker
 
     return configure

@@ -1,15 +1,14 @@
-"""Rows as VERL's tensors, and advantages against a plain GRPO."""
+"""Rows as VERL's tensors."""
 
 import math
-import statistics
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from agl_core.algorithm.verl.batch import advantages, read_rows, to_tensordict, update_rows
+from agl_core.algorithm.verl.batch import Padding, read_rows, to_tensordict
 from agl_core.errors import TrainerError
-from agl_core.ledger.tables import BATCH_ROWS, UPDATE_ROWS
+from agl_core.ledger.tables import BATCH_ROWS
 from tests.agl_core.algorithm.verl.conftest import UNEVEN, make_rows
 
 
@@ -58,7 +57,9 @@ def test_missing_rollout_logprobs_are_none():
     [
         ("prompt_ids", [], "no prompt"),
         ("response_ids", [], "no response"),
-        ("response_mask", [1], "another length"),
+        ("response_mask", [1], "response_mask of another length"),
+        ("token_rewards", [1.0], "token_rewards of another length"),
+        ("rollout_reward", math.inf, "not finite"),
         ("reward", math.nan, "not finite"),
         ("reward", None, "missing"),
     ],
@@ -75,45 +76,10 @@ def test_a_batch_without_rows_is_refused():
         read_rows(make_rows(UNEVEN).slice(0, 0))
 
 
-@pytest.mark.parametrize("norm_by_std", [True, False])
-def test_advantages_equal_a_plain_grpo_over_rollouts(norm_by_std: bool):
-    table = make_rows(UNEVEN)
-    values = advantages(read_rows(table), "grpo", norm_by_std)
-    rewards = {index: (group, reward) for index, group, reward in UNEVEN}
-    expected = []
-    for row in table.to_pylist():
-        group, reward = rewards[row["index"]]
-        peers = [r for g, r in rewards.values() if g == group]
-        advantage = reward - statistics.mean(peers)
-        if norm_by_std:
-            advantage /= statistics.stdev(peers) + 1e-6
-        expected += [advantage * weight for weight in row["response_mask"]]
-    assert values.dtype == np.float32
-    assert values.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_order_of_rows_does_not_matter_to_advantages():
-    table = make_rows(UNEVEN)
-    order = [6, 2, 4, 0, 5, 3, 1]
-    shuffled = advantages(read_rows(table.take(order)), "grpo", True)
-    straight = update_rows(
-        read_rows(table), shuffled * 0, advantages(read_rows(table), "grpo", True)
-    )
-    expected = [a for k in order for a in straight["advantages"][k].as_py()]
-    assert shuffled.tolist() == expected
-
-
-def test_a_group_of_one_is_refused():
-    with pytest.raises(TrainerError, match="group 1 has one rollout"):
-        advantages(read_rows(make_rows([*UNEVEN[:3], (2, 1, 1.0), (2, 1, 1.0)])), "grpo", True)
-
-
-def test_update_rows_keep_the_rows_numbers_and_lengths():
-    table = make_rows(UNEVEN)
-    batch = read_rows(table)
-    values = np.arange(len(batch.response_ids), dtype=np.float32)
-    kept = update_rows(batch, values, -values)
-    assert kept.schema.equals(UPDATE_ROWS, check_metadata=True)
-    assert kept["row"].to_pylist() == table["row"].to_pylist()
-    assert [len(v) for v in kept["old_log_probs"].to_pylist()] == batch.response_lengths.tolist()
-    assert kept["advantages"].combine_chunks().flatten().to_numpy().tolist() == (-values).tolist()
+def test_padding_and_back_keeps_every_value():
+    lengths = np.array([2, 5, 1])
+    values = np.arange(1, 9, dtype=np.float32)
+    padding = Padding(lengths)
+    padded = padding.pad(values)
+    assert padded.tolist() == [[1, 2, 0, 0, 0], [3, 4, 5, 6, 7], [8, 0, 0, 0, 0]]
+    assert padding.flatten(padded * 2).tolist() == (values * 2).tolist()

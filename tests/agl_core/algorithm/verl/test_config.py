@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from agl_core.algorithm.verl.config import compose, normalise, total_steps
+from agl_core.algorithm.verl.config import compose, total_steps
+from agl_core.algorithm.verl.overrides import normalise, parse_overrides
 from agl_core.errors import ConfigError
 from tests.agl_core.algorithm.verl.conftest import SETTINGS
 
@@ -62,16 +63,15 @@ def test_every_unsupported_key_is_listed_with_its_reason():
     refused = {
         "actor_rollout_ref.model.lora_rank": 8,
         "actor_rollout_ref.model.override_config.attn_implementation": "eager",
-        ACTOR + "use_kl_loss": True,
-        "algorithm.gamma": 0.9,
+        ACTOR + "checkpoint.async_save": True,
+        "data.truncation": "left",
         "actor_rollout_ref.rollout.top_p": 0.9,
     }
     with pytest.raises(ConfigError) as caught:
-        compose(SETTINGS | refused)
+        compose(SETTINGS | refused, gpu=False)
     message = str(caught.value)
     assert all(key in message for key in refused)
-    assert "lora_rank=8: not supported yet" in message
-    assert "reference policy" in message
+    assert "lora_rank=8: LoRA is not supported yet" in message
 
 
 def test_an_unsupported_key_at_verls_default_is_accepted():
@@ -82,8 +82,26 @@ def test_an_unsupported_key_at_verls_default_is_accepted():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("algorithm.adv_estimator", "rloo", "other estimators"),
-        ("algorithm.adv_estimator", "gae", "must be set"),
+        ("algorithm.adv_estimator", "remax", "greedy rollout of each input"),
+        ("algorithm.adv_estimator", "ppo", "expected one of"),
+        ("algorithm.gamma", 0.9, "grpo does not discount"),
+        ("algorithm.lam", 0.9, "only gae reads it"),
+        ("critic.optim.lr", 1e-4, "only gae has a critic"),
+        ("critic.enable", True, "gae has a critic"),
+        ("trainer.critic_warmup", 3, "only gae has a critic"),
+        ("trainer.n_gpus_per_node", 2, "expected one of"),
+        (ACTOR + "policy_loss.loss_mode", "bypass_mode", "rollout_correction.bypass_mode=true"),
+        (ACTOR + "policy_loss.loss_mode", "dro", "dro needs one above 0"),
+        (ACTOR + "policy_loss.loss_mode", "geo_mean", "must fit into one"),
+        (ACTOR + "kl_loss_type", "full", "expected one of"),
+        (ACTOR + "loss_agg_mode", "mean", "expected one of"),
+        ("algorithm.rollout_correction.rollout_rs", "token_k1", "set rollout_rs_threshold"),
+        ("algorithm.rollout_correction.loss_type", "reinforce", "only bypass_mode=true reads it"),
+        ("agentlightning.port", 1234, "every process finds its own port"),
+        ("agentlightning.trace_aggregator.debug", True, "counted in any case"),
+        ("agentlightning.trace_aggregator.level", "token", "agentlightning.trace_aggregator.level"),
+        ("agentlightning.truncation.prompt", "middle", "agentlightning.truncation.prompt"),
+        ("agentlightning.credit.discount", 0.5, "needs credit 'discounted'"),
         (ACTOR + "ppo_micro_batch_size_per_gpu", None, "must be set"),
         ("data.train_batch_size", 0, "above 0"),
         (ACTOR + "ppo_epochs", 1.5, "whole number"),
@@ -137,3 +155,149 @@ def test_the_algorithm_is_built_without_torch():
 def test_a_number_that_is_not_finite_is_refused(value):
     with pytest.raises(ConfigError, match=r"clip_ratio=.*: expected a finite number"):
         compose({**SETTINGS, ACTOR + "clip_ratio": value})
+
+
+def test_an_outcome_estimator_needs_one_value_of_a_row():
+    per_call = {
+        "agentlightning.trace_aggregator.level": "trajectory",
+        "agentlightning.credit.assignment": "per_call",
+    }
+    with pytest.raises(ConfigError, match="grpo compares one value of a row"):
+        compose(normalise(SETTINGS) | per_call)
+    compose(normalise(SETTINGS) | per_call | {"algorithm.adv_estimator": "gae"})
+
+
+def test_correction_of_truncated_sampling_is_refused():
+    truncated = {
+        "algorithm.rollout_correction.rollout_is": "token",
+        "actor_rollout_ref.rollout.top_p": 0.9,
+    }
+    with pytest.raises(ConfigError, match="another distribution"):
+        compose(normalise(SETTINGS) | truncated, gpu=True)
+
+
+CALC_X = {
+    "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+    "data": {"train_batch_size": 32, "max_prompt_length": 4096, "max_response_length": 2048},
+    "actor_rollout_ref": {
+        "rollout": {
+            "tensor_model_parallel_size": 1,
+            "n": 4,
+            "log_prob_micro_batch_size_per_gpu": 4,
+            "multi_turn": {"format": "hermes"},
+            "name": "vllm",
+            "gpu_memory_utilization": 0.6,
+            "engine_kwargs": {
+                "vllm": {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+            },
+        },
+        "actor": {
+            "ppo_mini_batch_size": 32,
+            "ppo_micro_batch_size_per_gpu": 4,
+            "optim": {"lr": 1e-6},
+            "use_kl_loss": False,
+            "kl_loss_coef": 0.0,
+            "entropy_coeff": 0,
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.3,
+            "fsdp_config": {"param_offload": True, "optimizer_offload": True},
+        },
+        "ref": {
+            "log_prob_micro_batch_size_per_gpu": 8,
+            "fsdp_config": {"param_offload": True},
+        },
+        "model": {
+            "path": "Qwen/Qwen2.5-1.5B-Instruct",
+            "use_remove_padding": True,
+            "enable_gradient_checkpointing": True,
+        },
+    },
+    "trainer": {
+        "n_gpus_per_node": 1,
+        "val_before_train": True,
+        "critic_warmup": 0,
+        "nnodes": 1,
+        "save_freq": 64,
+        "test_freq": 32,
+        "total_epochs": 2,
+    },
+    "agentlightning": {
+        "trace_aggregator": {
+            "level": "trajectory",
+            "trajectory_max_prompt_length": 2048,
+            "trajectory_max_response_length": 8192,
+        }
+    },
+}
+"""The configuration of Agent Lightning's calculator example."""
+
+
+def test_the_calculator_of_agent_lightning_is_accepted_on_a_gpu():
+    config = compose(CALC_X, gpu=True)
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser == "hermes"
+    assert config.actor_rollout_ref.actor.fsdp_config.param_offload is True
+
+
+def test_without_a_gpu_one_message_lists_all_that_must_change():
+    with pytest.raises(ConfigError) as caught:
+        compose(CALC_X, gpu=False)
+    named = {part.split("=")[0] for part in str(caught.value).removeprefix("VERL config: ").split()}
+    fsdp = "actor_rollout_ref.actor.fsdp_config."
+    rollout = "actor_rollout_ref.rollout."
+    assert {name for name in named if "." in name} == {
+        fsdp + "param_offload",
+        fsdp + "optimizer_offload",
+        "actor_rollout_ref.ref.fsdp_config.param_offload",
+        rollout + "tensor_model_parallel_size",
+        rollout + "name",
+        rollout + "gpu_memory_utilization",
+        rollout + "engine_kwargs.vllm.enable_auto_tool_choice",
+        rollout + "engine_kwargs.vllm.tool_call_parser",
+    }
+
+
+def test_command_line_overrides_are_in_hydras_grammar():
+    texts = [
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        "actor_rollout_ref.actor.optim.betas=[0.8,0.9]",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser=hermes",
+        "data.val_batch_size=null",
+        "agentlightning.credit.reward_weights={accuracy: 1.0, format: 0.1}",
+        "data.train_batch_size=8",
+    ]
+    assert parse_overrides(texts) == {
+        "data.train_batch_size": 8,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "actor_rollout_ref.actor.optim.betas": [0.8, 0.9],
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser": "hermes",
+        "data.val_batch_size": None,
+        "agentlightning.credit.reward_weights.accuracy": 1.0,
+        "agentlightning.credit.reward_weights.format": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data.train_batch_size 4", "of the form key=value"),
+        ("~data.train_batch_size", "cannot be deleted"),
+        ("data.train_batch_size=4,8", "write a list"),
+    ],
+)
+def test_an_override_that_means_nothing_here_is_refused(text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        parse_overrides([text])
+
+
+def test_a_yaml_file_and_texts_say_the_same_as_a_dict(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("data: {train_batch_size: 4}\nactor_rollout_ref.actor.optim.lr: 1.0e-6\n")
+    same = {"data.train_batch_size": 4, "actor_rollout_ref.actor.optim.lr": 1e-6}
+    assert normalise(path) == normalise(str(path)) == same
+    assert normalise([f"{key}={value}" for key, value in same.items()]) == same
+    with pytest.raises(ConfigError, match="cannot be read"):
+        normalise(tmp_path / "none.yaml")
+    path.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="holds no mapping"):
+        normalise(path)

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agl_core.algorithm.verl.batch import RowBatch, advantages, read_rows
-from agl_core.algorithm.verl.worker import UpdateWorker, mini_batches
+from agl_core.algorithm.verl.advantage import estimate
+from agl_core.algorithm.verl.batch import RowBatch, read_rows
+from agl_core.algorithm.verl.model import mini_batches
+from agl_core.algorithm.verl.worker import UpdateWorker
 from agl_core.errors import TrainerError
 from tests.agl_core.algorithm.verl.conftest import SETTINGS, UNEVEN, compose, make_rows
 
@@ -27,6 +29,10 @@ def plain_log_probs(model: torch.nn.Module, batch: RowBatch, temperature: float)
         logits = model(ids[None]).logits[0, p - 1 : -1] / temperature
         out.append(torch.log_softmax(logits, -1).gather(1, torch.from_numpy(response)[:, None]))
     return torch.cat(out).squeeze(1)
+
+
+def advantages(batch: RowBatch) -> np.ndarray:
+    return estimate(batch, compose(SETTINGS).algorithm, batch.token_rewards).values
 
 
 def exported(worker: UpdateWorker, folder: Path) -> dict[str, torch.Tensor]:
@@ -65,7 +71,7 @@ def test_entropy_is_the_mean_over_weighted_tokens(worker, tiny_policy):
 
 
 def test_one_step_equals_a_plain_clipped_loss_and_adamw(worker, rows, tiny_policy, tmp_path):
-    advantage = advantages(rows, "grpo", True)
+    advantage = advantages(rows)
     shift = np.linspace(-0.5, 0.5, len(advantage), dtype=np.float32)  # ratios beyond both bounds
     old = worker.log_probs(rows, 1.0).values + shift
 
@@ -112,7 +118,7 @@ def row_losses(losses: np.ndarray, rows: RowBatch) -> list[np.ndarray]:
     ],
 )
 def test_losses_are_normalised_over_the_mini_batch(worker_with, rows, tmp_path, mode, formula):
-    advantage = advantages(rows, "grpo", True)
+    advantage = advantages(rows)
     expected = formula(row_losses(-advantage * np.exp(0.1), rows))
     start, norms = tmp_path / "start", []
     for size in (3, 16):
@@ -148,7 +154,7 @@ def test_shuffling_is_by_seed_and_step():
 
 def test_every_row_reaches_verl_in_every_epoch(worker_with, rows, monkeypatch):
     worker = worker_with(ppo_mini_batch_size=2, ppo_epochs=2, shuffle=True)
-    train_batch = worker._worker.train_batch
+    train_batch = worker._actor.worker.train_batch
     seen, schedule = [], []
 
     def spy(data):
@@ -159,9 +165,9 @@ def test_every_row_reaches_verl_in_every_epoch(worker_with, rows, monkeypatch):
         schedule.append(data["update_lr_scheduler"])
         return train_batch(data)
 
-    monkeypatch.setattr(worker._worker, "train_batch", spy)
+    monkeypatch.setattr(worker._actor.worker, "train_batch", spy)
     old = worker.log_probs(rows, 1.0).values
-    metrics = worker.update(rows, old, advantages(rows, "grpo", True), step=3)
+    metrics = worker.update(rows, old, advantages(rows), step=3)
     assert [len(part) for part in seen] == [4, 3, 4, 3]
     assert len(metrics) == 4
     assert schedule == [False, False, False, True]
@@ -203,7 +209,7 @@ def test_a_gradient_that_is_not_finite_is_an_error(worker, rows):
 
 def test_a_token_outside_the_vocabulary_is_an_error(worker, rows):
     rows.response_ids[0] = 10_000
-    with pytest.raises(TrainerError, match="log-prob pass failed: IndexError"):
+    with pytest.raises(TrainerError, match="forward pass failed: IndexError"):
         worker.log_probs(rows, 1.0)
 
 
@@ -220,13 +226,13 @@ def take_a_step(policy: Path, checkpoint: Path, folder: Path) -> None:
     batch = read_rows(make_rows(UNEVEN))
     old = worker.log_probs(batch, 1.0).values
     np.save(folder / "old.npy", old)
-    worker.update(batch, old, advantages(batch, "grpo", True), step=1)
+    worker.update(batch, old, advantages(batch), step=1)
     exported(worker, folder / "policy")
     worker.close()
 
 
 def test_a_fresh_process_goes_on_bit_equal_from_a_checkpoint(worker, rows, tiny_policy, tmp_path):
-    advantage = advantages(rows, "grpo", True)
+    advantage = advantages(rows)
     worker.update(rows, worker.log_probs(rows, 1.0).values, advantage, step=0)
     worker.save_checkpoint(tmp_path / "checkpoint", 1)
     old = worker.log_probs(rows, 1.0).values
@@ -258,7 +264,7 @@ def test_export_of_unchanged_weights_equals_the_input(worker, tiny_policy, tmp_p
 
 
 def test_an_exported_folder_loads_as_any_other(worker, rows, tmp_path):
-    advantage = advantages(rows, "grpo", True)
+    advantage = advantages(rows)
     worker.update(rows, worker.log_probs(rows, 1.0).values, advantage, step=0)
     exported(worker, tmp_path / "policy")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
