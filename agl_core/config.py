@@ -40,8 +40,13 @@ class RolloutSettings(_Settings):
     retry_delay_seconds: float = Field(default=1.0, ge=0)
     concurrency: int = Field(default=32, ge=1)
     """Rollouts at once in one shard."""
-    shard_size: int = Field(default=512, ge=1, le=4096)
-    """Rollouts of one shard."""
+    shard_size: int | None = Field(default=None, ge=1, le=4096)
+    """Rollouts of one shard; None sizes shards by what earlier ones took."""
+    max_shards: int = Field(default=32, ge=1)
+    """Shards of one set on a work pool at once, at most; give what its workers can run."""
+    max_in_flight: int | None = Field(default=None, ge=1)
+    """Rollouts at once over all shards, as many as the model server bears; None for `concurrency`
+    in each shard."""
     deployment: str | None = None
     """Deployment of the flow `rollout-shard` that runs the shards on its work pool, for example
     `rollout-shard/rollout-shard`; None runs them in the training process."""
@@ -135,6 +140,9 @@ class RunConfig(_Settings):
     """Groups with fewer finished rollouts are filtered: an advantage needs something to compare
     with.
     """
+    max_automatic_starts: int = Field(default=5, ge=0)
+    """Starts by automations in a row, without a newly committed iteration between them, before
+    one is refused."""
     pass_reward: float = 1.0
     """A rollout passes where its reward is at least this."""
     control: Literal["none", "shuffled_rewards"] = "none"

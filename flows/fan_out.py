@@ -44,7 +44,7 @@ async def _run_shards(ref: IterationRef, rollouts: RolloutSet, policy: PolicyRef
         if not pending:
             return
         serve(policy)
-        size = settings.shard_size
+        size = settings.shard_size or 512
         parts = [pending[start : start + size] for start in range(0, len(pending), size)]
         shards = [
             ShardRef(

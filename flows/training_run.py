@@ -44,7 +44,11 @@ def _run_id() -> str:
 @flow(name="training-run", flow_run_name=_run_id, persist_result=False)
 @fails_in_one_sentence
 async def training_run(
-    config: RunConfig, train_data: str | None = None, new_run: bool = False
+    config: RunConfig,
+    train_data: str | None = None,
+    new_run: bool = False,
+    automatic: bool = False,
+    allow_changed: bool = False,
 ) -> RunSummary:
     """Train until the algorithm is done; committed iterations are found and not repeated.
 
@@ -53,6 +57,10 @@ async def training_run(
         train_data: Train on this dataset instead of the configuration's (for event triggers).
         new_run: Make each scheduled or triggered start a run of its own: its scheduled time is
             appended to the run id. Started again (a retry), it is the same run.
+        automatic: An automation starts it; such starts are counted and, beyond
+            `config.max_automatic_starts` in a row, refused.
+        allow_changed: Go on although configuration, data or code differ from what the run began
+            with; the manifests say so from then on.
 
     Raises:
         ConfigError: The configuration cannot be used, or the run exists with another one.

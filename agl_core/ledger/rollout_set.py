@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from agl_core.ledger import files
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.tables import OUTCOMES, REQUESTS, SPANS
+from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import JsonDict
 from agl_core.types.training import FileRef, PolicyRef
 
@@ -140,15 +141,20 @@ class RolloutSet:
         merged = pa.concat_tables([OUTCOMES.empty_table(), *tables])
         return merged.sort_by([("index", "ascending"), ("started", "ascending")])
 
-    def unfinished(self) -> list[int]:
-        """Return the indices of the requests without a finished record, ascending."""
-        table = self.outcomes().select(["index", "final"])
-        done = set(table.filter(table["final"])["index"].to_pylist())
-        return [
-            index
-            for index in self.read_requests(["index"])["index"].to_pylist()
-            if index not in done
-        ]
+    def unfinished(self, *, include_failed: bool = False) -> list[int]:
+        """Return the indices of the requests without a finished record, ascending.
+
+        Args:
+            include_failed: Also those whose last attempt did not succeed: what a start of an
+                iteration that was stopped runs again.
+        """
+        table = self.outcomes().select(["index", "kind", "final"])
+        done = table["final"]
+        if include_failed:
+            done = pc.and_(done, pc.equal(table["kind"], FailureKind.SUCCEEDED.value))
+        indices = self.read_requests(["index"])["index"]
+        finished = pc.is_in(indices, value_set=table.filter(done)["index"].combine_chunks())
+        return indices.filter(pc.invert(finished)).to_pylist()
 
     def iter_spans(self) -> Iterator[pa.Table]:
         """Yield the spans of deciding claims (schema `SPANS`), one flush at a time."""

@@ -93,3 +93,19 @@ def test_a_flush_that_was_written_twice_counts_once(storage: Storage):
     put(rollouts, 1, 2, 0, 1, 2)
     assert rollouts.outcomes()["index"].to_pylist() == [0, 1, 2]
     assert pa.concat_tables(rollouts.iter_spans())["index"].to_pylist() == [0, 1, 2]
+
+
+def test_failed_rollouts_are_unfinished_where_they_are_asked_for(storage: Storage):
+    rollouts = open_set(storage)
+    rollouts.claim([0, 1, 2])
+    outcomes = make_outcomes(
+        {"index": 0},
+        {"index": 1, "kind": "timeout", "reward": None, "final": False},
+        {"index": 1, "attempt": 2},
+        {"index": 2, "kind": "agent_error", "reward": None},
+    )
+    rollouts.put_chunk(1, 1, make_spans(), outcomes)
+    assert rollouts.unfinished() == [3]
+    assert rollouts.unfinished(include_failed=True) == [2, 3]
+    rollouts.claim([2])
+    assert rollouts.unfinished() == [2, 3], "a later claim decides, although it has nothing yet"
