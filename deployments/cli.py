@@ -26,6 +26,7 @@ from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
+from deployments.deploy_command import deploy
 from deployments.interrupt import ends_promptly
 from deployments.store_command import store
 
@@ -39,6 +40,7 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Look at runs in a ledger an
 app.add_typer(ledger_app, name="ledger")
 dataset_app = typer.Typer(no_args_is_help=True, help="Publish versions of datasets.")
 app.add_typer(dataset_app, name="dataset")
+app.command()(deploy)
 app.command()(store)
 
 STATE_FOLDER = Path(".agl")

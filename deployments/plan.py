@@ -60,6 +60,8 @@ class Schedule:
     active: bool
     sets_active: bool
     """Whether one that exists is switched as well; else that is left to the UI."""
+    sets_cron: bool
+    """Whether one that exists gets these times; not where it is only switched off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ def _schedule(spec: Json, options: Options) -> Schedule:
         parameters=spec.get("parameters", {}),
         active=spec.get("active", True) if options.schedule is None else not is_off,
         sets_active=options.schedule is not None,
+        sets_cron=not is_off,
     )
 
 
