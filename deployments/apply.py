@@ -167,7 +167,9 @@ class Reconciler:
         if wanted.sets_active and old.active != wanted.active:
             changed["active"] = wanted.active
         if changed and self._writes and found is not None:
-            self._client.update_deployment_schedule(found.id, old.id, **changed)
+            # An update without parameters takes away those that the schedule has.
+            values = {"parameters": wanted.parameters, **changed}
+            self._client.update_deployment_schedule(found.id, old.id, **values)
         return Change("schedule", name, tuple(sorted(changed)))
 
     def _automation(self, wanted: AutomationCore) -> Change:
