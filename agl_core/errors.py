@@ -5,11 +5,13 @@
     +-- LedgerError      (RuntimeError)       the record is missing, broken, or cannot be written
     |   +-- ConflictError (FileExistsError)   a write-once key exists with other content
     |   +-- LedgerUnreachableError            its store does not answer; also a TransientError
+    |   +-- LeaseLostError                    another process carries the run on
     +-- StoreError       (ValueError)         a store refused what it was asked
     +-- TraceError       (ValueError)         spans that cannot become training data
     +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
     +-- TransientError   (ConnectionError)    another try may work
     +-- TrainerError     (RuntimeError)       the update step
+    +-- RunCancelled     (RuntimeError)       someone ended the run or a part of it
     +-- RolloutFailed    (RuntimeError)       one attempt that did not succeed; carries its kind
 
 Each takes a message plus fields with defaults, so that it survives pickling between processes.
@@ -38,6 +40,19 @@ class ConflictError(LedgerError, FileExistsError):
 
 class LedgerUnreachableError(LedgerError, TransientError):
     """The ledger's store does not answer, or asks to come again."""
+
+
+class LeaseLostError(LedgerError):
+    """Another process carries the run on; this one must record nothing more."""
+
+
+class RunCancelled(AglError, RuntimeError):  # noqa: N818 - someone's wish, no error
+    """A run, an iteration or a shard was cancelled; it goes on where the ledger ends."""
+
+    def __init__(self, message: str = "", *, interrupted: bool = False) -> None:
+        super().__init__(message)
+        self.interrupted = interrupted
+        """Whether this process was told to end, by Ctrl-C for example."""
 
 
 class StoreError(AglError, ValueError):

@@ -63,12 +63,14 @@ async def training_run(
             with; the manifests say so from then on.
 
     Raises:
-        ConfigError: The configuration cannot be used, or the run exists with another one.
+        ConfigError: The configuration cannot be used, the run exists with another one, a living
+            process carries it on, or automations started it too often.
+        RunCancelled: The run was cancelled, in the UI for example.
     """
     show_logs()
     changes = {"run_id": _run_id()} | ({"train_data": train_data} if train_data else {})
     config = check_settings(RunConfig, config.model_dump() | changes)
-    run = prepare_run(config, s3_credentials(config.s3))
+    run = prepare_run(config, s3_credentials(config.s3), allow_changed=allow_changed)
     committed = run.ledger.committed()
     logger.info(
         "run=%s ledger=%s/%s: %d iterations, %d of them committed before",
@@ -82,7 +84,7 @@ async def training_run(
         progress.report(progress.IterationCommitted(run.ledger.manifest(number)))
     with tags(run.ledger.run_id):
         if not run.algorithm.done(run.state_after(committed)):
-            async with context.opened(run):
+            async with context.opened(run, automatic=automatic):
                 committed = await _iterate(run, committed)
         await plot(run.ledger)
     return RunSummary(run_id=run.ledger.run_id, ledger=run.ledger.storage.uri, iterations=committed)

@@ -38,7 +38,7 @@ from agl_core.llm_proxy.app import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id
-from agl_core.runner.rollout import run_attempt
+from agl_core.runner.rollout import AttemptCancelled, AttemptResult, run_attempt
 from agl_core.tracer.otel import OtelTracer
 from agl_core.types.core import Attempt, AttemptedRollout
 from agl_core.types.outcome import AttemptOutcome
@@ -67,11 +67,20 @@ class ShardRef(BaseModel):
     """Base URL of the engine server, without `/v1`."""
     settings: RolloutSettings
     """As the run was started this time."""
+    start: int
+    """Number of the start of the run that the shard belongs to; it stops when that is over."""
+    concurrency: int
+    """Rollouts that run at once: the shard's share of what the model server bears."""
 
     @property
     def name(self) -> str:
         """Name for logs and the UI."""
-        return f"{self.run_id}-{self.iteration:06d}-{self.rollout_set}-{self.claim:04d}"
+        return f"{self.run_id}-{self.key}"
+
+    @property
+    def key(self) -> str:
+        """Name within the run."""
+        return f"{self.iteration:06d}-{self.rollout_set}-{self.claim:04d}"
 
 
 class Shard:
@@ -86,7 +95,7 @@ class Shard:
     ) -> None:
         self.ref = ref
         self.settings = ref.settings
-        self.slots = asyncio.Semaphore(ref.settings.concurrency)
+        self.slots = asyncio.Semaphore(ref.concurrency)
         """Rollouts that run at once."""
         self._rollouts = rollouts
         self._requests = {request["index"]: request for request in requests}
@@ -97,6 +106,7 @@ class Shard:
         self._llm: ProxyLLM | None = None
         self._attempts: dict[int, list[JudgedAttempt]] = {}
         self._ready: list[int] = []
+        self._finished: set[int] = set()
         self._kinds: Counter[str] = Counter()
         self._num_chunks = 0
         self._num_flushed = 0
@@ -132,14 +142,21 @@ class Shard:
                 f"deadline of {self.settings.timeout_seconds:g} s; threads cannot be killed"
             )
         resources: NamedResources = {} if self._llm is None else {"main_llm": self._llm}
-        result = await run_attempt(
-            self._agent,
-            self._attempted_rollout(index, attempt),
-            resources=resources,
-            tracer=self._tracer,
-            timeout_seconds=self.settings.timeout_seconds,
-            leaks=self._leaks,
-        )
+        try:
+            result = await run_attempt(
+                self._agent,
+                self._attempted_rollout(index, attempt),
+                resources=resources,
+                tracer=self._tracer,
+                timeout_seconds=self.settings.timeout_seconds,
+                leaks=self._leaks,
+            )
+        except AttemptCancelled as error:
+            self._keep(index, error.result)
+            raise
+        return self._keep(index, result)
+
+    def _keep(self, index: int, result: AttemptResult) -> AttemptOutcome:
         judged = judge_attempt(result, index)
         self._attempts.setdefault(index, []).append(judged)
         return judged.outcome
@@ -166,6 +183,7 @@ class Shard:
     def finish(self, index: int) -> None:
         """Let the last attempt decide the rollout; it is written with the next flush."""
         self._kinds[self._attempts[index][-1].outcome.kind.value] += 1
+        self._finished.add(index)
         self._ready.append(index)
         progress.report(
             progress.RolloutsFinished(
@@ -190,7 +208,16 @@ class Shard:
             stopping.set()
             self._wake.set()
             await flusher  # a flush that is under way ends first
+            # Where the shard was stopped: attempts of rollouts that did not finish, for the record.
+            self._ready += sorted(self._attempts.keys() - set(self._ready))
             await self._flush(on_flush)
+            if self._leaks.threads or self._leaks.tasks:
+                logger.warning(
+                    "shard=%s: %d agents run on after their attempts were given up; they end with "
+                    "this process",
+                    self.ref.name,
+                    self._leaks.threads + self._leaks.tasks,
+                )
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
@@ -257,8 +284,12 @@ class Shard:
             for attempt in attempts
         ]
         outcomes = [
-            _outcome_row(attempt.outcome, attempt.spans, final=attempt is attempts[-1])
-            for attempts in results.values()
+            _outcome_row(
+                attempt.outcome,
+                attempt.spans,
+                final=index in self._finished and attempt is attempts[-1],
+            )
+            for index, attempts in results.items()
             for attempt in attempts
         ]
         self._rollouts.put_chunk(

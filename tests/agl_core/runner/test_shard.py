@@ -66,6 +66,8 @@ def make_shard(
         claim=1,
         model_server=server.base_url.removesuffix("/v1"),
         settings=RolloutSettings(**{"flush_seconds": 0.05, "flush_rollouts": 2} | settings),
+        start=1,
+        concurrency=32,
     )
     return Shard(ref, rollouts, rollouts.read_requests().to_pylist(), as_agent(agent))
 
