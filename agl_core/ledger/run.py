@@ -247,7 +247,7 @@ def _identity(record: RunRecord) -> dict[str, Any]:
 
     Where it runs (ledger address, serving) and how its rollouts are spread may change.
     """
-    may_change = {"ledger", "s3", "serving", "rollout", "max_automatic_starts"}
+    may_change = {"ledger", "s3", "serving", "rollout", "preflight", "max_automatic_starts"}
     config = record.config.model_dump(mode="json", exclude=may_change)
     config["rollout"] = {"timeout_seconds": record.config.rollout.timeout_seconds}
     return {
