@@ -1,4 +1,4 @@
-"""`agl check`: one row a check, the sentence of the one that fails, and nothing of the run begun."""
+"""`agl check`: one row a check, the sentence of the one that fails, and no run begun."""
 
 from pathlib import Path
 
