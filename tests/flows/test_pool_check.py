@@ -1,6 +1,7 @@
 """Each thing that keeps a work pool from running shards has its own sentence."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,9 +89,10 @@ def test_a_pool_without_a_live_worker_is_named_with_the_last_one(api: Api):
     ):
         asyncio.run(check_pool(NAME))
     asyncio.run(check_pool(NAME, needs_worker=False))
-    heartbeat = {"name": "gone", "heartbeat_interval_seconds": 0}
+    heartbeat = {"name": "gone", "heartbeat_interval_seconds": 1}
     path = f"{api.url}/work_pools/{POOL}/workers"
     httpx.post(f"{path}/heartbeat", json=heartbeat).raise_for_status()
+    time.sleep(3.5)  # three of them missed
     with pytest.raises(
         ConfigError, match=r"the last one, gone, did \d+ s ago\): start one with `pre"
     ):
