@@ -12,7 +12,8 @@
     +-- TransientError   (ConnectionError)    another try may work
     +-- TrainerError     (RuntimeError)       the update step
     +-- RunCancelled     (RuntimeError)       someone ended the run or a part of it
-    +-- RolloutFailed    (RuntimeError)       one attempt that did not succeed; carries its kind
+    +-- IterationStopped (RuntimeError)       too many rollouts failed, by the run's own limits
+    +-- RolloutFailed    (RuntimeError)       one attempt that did not succeed
 
 Each takes a message plus fields with defaults, so that it survives pickling between processes.
 """
@@ -71,10 +72,14 @@ class TrainerError(AglError, RuntimeError):
     """The update step failed."""
 
 
+class IterationStopped(AglError, RuntimeError):  # noqa: N818 - the run's limits are kept
+    """Rollouts failed in a way, or so often, that the run's settings say to stop."""
+
+
 class RolloutFailed(AglError, RuntimeError):  # noqa: N818 - the outcome it carries is the news
     """One attempt at a rollout did not succeed; the task run that made it ends in this."""
 
-    def __init__(self, message: str = "", kind: str = "") -> None:
+    def __init__(self, message: str = "", retry_seconds: float | None = None) -> None:
         super().__init__(message)
-        self.kind = kind
-        """The `FailureKind` value of the attempt."""
+        self.retry_seconds = retry_seconds
+        """Seconds to wait before another attempt; None where there is none."""

@@ -50,10 +50,11 @@ def code(agent: str) -> dict[str, Any]:
     module = importlib.util.find_spec(agent.partition(":")[0])
     origin = Path(module.origin) if module and module.origin else None
     folder = origin.parent if origin else Path.cwd()
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", ":(top)*.py")
     return {
         "agent_sha256": hashlib.sha256(origin.read_bytes()).hexdigest() if origin else None,
         "git_commit": _git(folder, "rev-parse", "HEAD"),
+        # Of Python files: other files of the tree are no code, or in the identity by digest.
         "git_dirty": None if changes is None else bool(changes),
         "package_version": importlib.metadata.version("agl-prefect"),
     }

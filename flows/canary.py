@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import pyarrow.compute as pc
 
 from agl_core.errors import ConfigError
+from agl_core.failures import FailureSettings, RetriedFailure
 from agl_core.ledger.requests import requests_table
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.preflight import Checks, PreparedRun
@@ -27,6 +28,8 @@ _MAX_ROWS = 3
 """Agents fail now and then; one that fails on this many rows in a row is broken."""
 _FINAL_KINDS = (FailureKind.TIMEOUT, FailureKind.CANCELLED)
 """Not tried on another row."""
+_FAILURES = FailureSettings(timeout=RetriedFailure(attempts=1), min_success_fraction=0.0)
+"""How often each row is tried; whether there were too many failures is judged here."""
 
 
 async def check_live(run: PreparedRun, checks: Checks) -> None:
@@ -98,7 +101,8 @@ class _Canary:
             rollout_set=CANARY_SET,
             claim=self._rollouts.claim([index]).number,
             model_server=context.current().server.advertised_url,
-            settings=config.rollout.model_copy(update={"max_attempts": 1}),
+            settings=config.rollout,
+            failures=_FAILURES,
             start=ledger.lease.number,
             concurrency=1,
         )

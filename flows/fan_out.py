@@ -8,6 +8,7 @@ from agl_core import progress
 from agl_core.errors import LedgerError
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger
+from agl_core.runner.failed import check_failures
 from agl_core.runner.shard import ShardRef
 from agl_core.runner.sizing import Measured, ShardPlan, plan_shards
 from agl_core.types.training import PolicyRef
@@ -32,6 +33,8 @@ async def roll_out(ref: IterationRef, stage: str, rollout_set: str, policy: Poli
         reason.
         TransientError: No worker started a shard in time.
         RunCancelled: A shard was cancelled by itself.
+        IterationStopped: More of them failed than the run permits. Nothing is recorded, so the next
+        start runs them again.
     """
     iteration = ref.open()
     if iteration.record(stage):
@@ -44,6 +47,7 @@ async def roll_out(ref: IterationRef, stage: str, rollout_set: str, policy: Poli
             fan_out = _FanOut(ref, rollouts, policy, _measured(iteration))
             await fan_out.run(pending)
             attempt.values |= fan_out.measures()
+        check_failures(rollouts, context.current().run.config.failures)
         attempt.values |= {"rollout_set": rollout_set, "claims": len(rollouts.claims())}
 
 
@@ -93,13 +97,12 @@ class _FanOut:
 
     async def _run_part(self, part: list[int], plan: ShardPlan, slots: asyncio.Semaphore) -> None:
         """Run one part in a shard, and what that left in others, until nothing is left."""
-        reason = ""
+        services, reason = context.current(), ""
         for _ in range(_MAX_TRIES):
             async with slots:
                 claim = self.rollouts.claim(part)
                 shard = self._shard(claim.number, plan.concurrency)
-                ledger = context.current().run.ledger
-                end = await run_shard(shard, len(part), ledger.starts)
+                end = await run_shard(shard, len(part), services.run.ledger.starts)
             self.num_shards += 1
             if end.startup_seconds is not None:
                 self.startup_seconds.append(end.startup_seconds)
@@ -107,6 +110,7 @@ class _FanOut:
             part = self.rollouts.unfinished_of(claim)
             if not part:
                 return
+            check_failures(self.rollouts, services.run.config.failures)
         raise LedgerError(
             f"{len(part)} rollouts of {self.rollouts.name} have no outcome after {_MAX_TRIES} "
             f"shards: {reason}"
@@ -126,6 +130,7 @@ class _FanOut:
             claim=claim,
             model_server=services.server.advertised_url,
             settings=services.run.config.rollout,
+            failures=services.run.config.failures,
             start=lease.number,
             concurrency=concurrency,
         )

@@ -18,7 +18,6 @@ from prefect.exceptions import FlowRunWaitTimeout, PrefectException
 from prefect.flow_runs import wait_for_flow_run
 from prefect.states import Cancelled, Crashed
 
-from agl_core.config import RolloutSettings
 from agl_core.errors import RunCancelled, TransientError
 from agl_core.ledger.signs import read_sign
 from agl_core.ledger.starts import RunStarts
@@ -84,7 +83,7 @@ class _PoolShard:
     def __init__(self, shard: ShardRef, num_rollouts: int, starts: RunStarts) -> None:
         self.shard = shard
         self.starts = starts
-        self.deadline_seconds = shard_deadline(shard.settings, num_rollouts, shard.concurrency)
+        self.deadline_seconds = shard_deadline(shard, num_rollouts)
         self.requested = time.monotonic()
         self.spoken = self.requested
         self.began: float | None = None
@@ -196,8 +195,9 @@ def _startup_seconds(run: Any) -> float | None:
     return max((run.start_time - run.expected_start_time).total_seconds(), 0.0)
 
 
-def shard_deadline(settings: RolloutSettings, num_rollouts: int, concurrency: int) -> float:
+def shard_deadline(shard: ShardRef, num_rollouts: int) -> float:
     """Return the seconds in which a shard must end once it began, every attempt at its deadline."""
-    rounds = -(-num_rollouts // concurrency)
-    attempt = settings.timeout_seconds + settings.retry_delay_seconds * 1.5
-    return _LOST_SECONDS + rounds * settings.max_attempts * attempt
+    settings, failures = shard.settings, shard.failures
+    rounds = -(-num_rollouts // shard.concurrency)
+    rollout = failures.most_attempts() * settings.timeout_seconds + failures.longest_wait_seconds()
+    return _LOST_SECONDS + rounds * rollout

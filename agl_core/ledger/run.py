@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from agl_core.config import RUN_ID_PATTERN, RunConfig
 from agl_core.errors import ConfigError
+from agl_core.failures import FailureSettings
 from agl_core.ledger import files
 from agl_core.ledger.digest import table_digest
 from agl_core.ledger.manifest import Difference, Manifest
@@ -75,7 +76,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: int = 1
+    schema_version: int = 2
     run_id: str
     config: RunConfig
     datasets: dict[str, DatasetRef]
@@ -87,6 +88,27 @@ class RunRecord(BaseModel):
     conditional_put: bool
     """Whether the ledger's store itself refuses second writes, as found by the first preflight."""
     created: float
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_version_1(cls, values: Any) -> Any:
+        """Version 1 had one policy for all kinds of failure, among the settings of `rollout`."""
+        if not isinstance(values, Mapping) or values.get("schema_version") != 1:
+            return values
+        rollout = dict(values["config"]["rollout"])
+        retried, attempts = rollout.pop("retry"), rollout.pop("max_attempts")
+        delay = rollout.pop("retry_delay_seconds")
+        failures = {
+            kind.value: {
+                "attempts": attempts if kind.value in retried else 1,
+                "delay_seconds": delay,
+                "backoff": 1.0,
+            }
+            for kind in FailureSettings().policies()
+        }
+        limits = {"min_success_fraction": 0.0}  # it had none
+        config = {**values["config"], "rollout": rollout, "failures": failures | limits}
+        return {**values, "schema_version": 2, "config": config}
 
 
 class RunChange(BaseModel):
@@ -242,14 +264,26 @@ def open_run(
     return RunLedger(open_storage(ledger, access, conditional_put=conditional_put), run_id)
 
 
+_MAY_CHANGE = {
+    "ledger",
+    "s3",
+    "serving",
+    "preflight",
+    "rollout",
+    "failures",
+    "max_automatic_starts",
+}
+
+
 def _identity(record: RunRecord) -> dict[str, Any]:
     """Return what must not change between two starts of one run.
 
-    Where it runs (ledger address, serving) and how its rollouts are spread may change.
+    Where it runs (ledger address, serving), how its rollouts are spread, how often they are tried
+    and how many may fail may change.
     """
-    may_change = {"ledger", "s3", "serving", "rollout", "preflight", "max_automatic_starts"}
-    config = record.config.model_dump(mode="json", exclude=may_change)
+    config = record.config.model_dump(mode="json", exclude=_MAY_CHANGE)
     config["rollout"] = {"timeout_seconds": record.config.rollout.timeout_seconds}
+    config["failures"] = record.config.failures.identity()
     return {
         "config": config,
         "datasets": {name: ref.digest for name, ref in record.datasets.items()},
