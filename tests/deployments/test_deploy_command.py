@@ -28,6 +28,7 @@ SHARDS = "rollout-shard/rollout-shard"
 def api(prefect_api: str) -> Iterator[Api]:
     with Api(prefect_api) as client:
         yield client
+        client.remove_automations()
 
 
 @pytest.fixture(scope="module")

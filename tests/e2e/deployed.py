@@ -71,6 +71,11 @@ class Api:
         path = f"/deployments/{found['id']}/create_flow_run"
         return self.post(path, parameters=parameters)["id"]
 
+    def remove_automations(self) -> None:
+        """Leave none to other tests on the same server, whose flow runs they would act on."""
+        for found in self.post("/automations/filter"):
+            self._client.delete(f"/automations/{found['id']}").raise_for_status()
+
     def ended(self, flow_run_id: str, timeout_seconds: float = 300.0) -> dict[str, Any]:
         """Wait for the end of a flow run and return it."""
         deadline = time.monotonic() + timeout_seconds

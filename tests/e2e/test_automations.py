@@ -43,8 +43,8 @@ def worker(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child
     assert done.exit_code == 0, done.exception
     automations = api.post("/automations/filter")
     for automation in automations:
-        if automation["name"] == "agl-killed-flow-runs":  # after one missed heartbeat, not three
-            automation["trigger"]["within"] = HEARTBEAT_SECONDS + 5
+        if automation["name"] == "agl-killed-flow-runs":  # two missed heartbeats, not three
+            automation["trigger"]["within"] = 2 * HEARTBEAT_SECONDS + 5
             body = {key: automation[key] for key in ("name", "enabled", "trigger", "actions")}
             path = f"{api.url}/automations/{automation['id']}"
             httpx.put(path, json=body).raise_for_status()
@@ -53,8 +53,7 @@ def worker(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child
     env = {**os.environ, "PYTHONPATH": str(Path.cwd()), "PREFECT_WORKER_QUERY_SECONDS": "1"}
     with spawn(start, tmp_path_factory.mktemp("worker") / "worker.log", env) as process:
         yield process
-    for automation in automations:
-        httpx.delete(f"{api.url}/automations/{automation['id']}").raise_for_status()
+    api.remove_automations()
 
 
 def wait_for(what: str, look: Callable[[], Any], seconds: float = 120.0) -> Any:
@@ -110,7 +109,7 @@ def test_a_killed_training_run_is_started_again_and_completes(
         crashed = [run for run in runs if run["state_type"] == "CRASHED"]
         return crashed[0] if crashed else None
 
-    found = wait_for("the iteration of the killed process to be marked", zombie, 90)
+    found = wait_for("the iteration of the killed process to be marked", zombie, 150)
     assert time.monotonic() - killed > 1
     assert "heartbeat" in found["state"]["message"]
     assert len(starts(api, "killed")) == 2, "an iteration that is marked starts nothing"

@@ -194,6 +194,8 @@ def test_a_runner_on_another_host_reaches_everything_by_one_address(
         for places in (root_places(run, "rollouts/train/"), root_places(run, "rollouts/canary/")):
             assert {place[semconv.HOST_NAME] for place in places} == {host.name}
             assert {place[semconv.EXECUTABLE] for place in places} == {str(runner.bin / "python")}
+    with Api(prefect_api) as api:
+        api.remove_automations()
 
 
 @contextmanager

@@ -24,8 +24,7 @@ def api(prefect_api: str) -> Iterator[Api]:
     assert done.exit_code == 0, done.exception
     with Api(prefect_api) as client:
         yield client
-        for found in client.post("/automations/filter"):
-            httpx.delete(f"{prefect_api}/automations/{found['id']}").raise_for_status()
+        client.remove_automations()
 
 
 @pytest.fixture
