@@ -1,6 +1,7 @@
 """Whether the work pool that a run's shards need will run them: asked before anything costly."""
 
 import asyncio
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from agl_core.errors import ConfigError, TransientError
+from flows.rollout_shard import rollout_shard
 
 _FLOW = "rollout-shard"
 _DEADLINE_SECONDS = 30.0
@@ -49,6 +51,11 @@ async def _check(client: PrefectClient, name: str, *, needs_worker: bool) -> Non
             "PREFECT_API_URL where that is another server), or leave it out to run shards in the "
             "training process"
         ) from error
+    if deployment.parameter_openapi_schema != _own_schema():
+        raise ConfigError(
+            f"{where} was made by another version of this package: install this one where its "
+            "worker runs, and give `agl deploy` again"
+        )
     limit = deployment.global_concurrency_limit
     if deployment.paused:
         raise ConfigError(
@@ -70,6 +77,12 @@ async def _check(client: PrefectClient, name: str, *, needs_worker: bool) -> Non
     await _check_own_place(client, where, pool)
     if needs_worker and not (pool.is_push_pool or pool.is_managed_pool):
         await _check_workers(client, where, pool)
+
+
+def _own_schema() -> dict[str, Any]:
+    """Return the parameters of a shard as a deployment has them: another version's differ."""
+    schema: Any = rollout_shard.parameters.model_dump_for_openapi()
+    return json.loads(json.dumps(schema))
 
 
 async def _check_own_place(client: PrefectClient, where: str, pool: Any) -> None:

@@ -59,7 +59,12 @@ class Api:
         return self._client.get(path).raise_for_status().json()
 
     def post(self, path: str, **body: Any) -> Any:
-        return self._client.post(path, json=body).raise_for_status().json()
+        for _ in range(5):
+            answer = self._client.post(path, json=body)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1.0)  # SQLite was locked; Prefect's own client comes again too
+        return answer.raise_for_status().json()
 
     def of_run(self, kind: str, run_id: str) -> list[dict[str, Any]]:
         """Flow runs or artifacts of a training run, of its iterations and of its shards."""

@@ -82,6 +82,18 @@ def test_what_stops_a_pool_is_named(
     asyncio.run(check_pool(NAME))
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_deployment_of_another_version_is_refused(api: Api):
+    schema = api.get(f"/deployments/name/{NAME}")["parameter_openapi_schema"]
+    older = {**schema, "properties": {}, "definitions": {}, "required": []}
+    change(api, "deployment", {"parameter_openapi_schema": older})
+    try:
+        with pytest.raises(ConfigError, match="was made by another version of this package"):
+            asyncio.run(check_pool(NAME))
+    finally:
+        change(api, "deployment", {"parameter_openapi_schema": schema})
+
+
 def test_a_pool_without_a_live_worker_is_named_with_the_last_one(api: Api):
     with pytest.raises(
         ConfigError, match=r"no worker polls its work pool checked \(none ever did\)"
