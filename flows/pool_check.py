@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
@@ -41,21 +42,7 @@ async def check_pool(deployment: str, *, needs_worker: bool = True) -> None:
 
 async def _check(client: PrefectClient, name: str, *, needs_worker: bool) -> None:
     where = f"rollout.deployment {name}"
-    if name.split("/")[0] != _FLOW or name.count("/") != 1:
-        raise ConfigError(f"{where}: give a deployment of the flow {_FLOW}, {_FLOW}/NAME")
-    try:
-        deployment = await client.read_deployment_by_name(name)
-    except ObjectNotFound as error:
-        raise ConfigError(
-            f"{where}: there is none on {PREFECT_API_URL.value()}; `agl deploy` makes it (set "
-            "PREFECT_API_URL where that is another server), or leave it out to run shards in the "
-            "training process"
-        ) from error
-    if deployment.parameter_openapi_schema != _own_schema():
-        raise ConfigError(
-            f"{where} was made by another version of this package: install this one where its "
-            "worker runs, and give `agl deploy` again"
-        )
+    deployment = await _find(client, where, name)
     limit = deployment.global_concurrency_limit
     if deployment.paused:
         raise ConfigError(
@@ -77,6 +64,26 @@ async def _check(client: PrefectClient, name: str, *, needs_worker: bool) -> Non
     await _check_own_place(client, where, pool)
     if needs_worker and not (pool.is_push_pool or pool.is_managed_pool):
         await _check_workers(client, where, pool)
+
+
+async def _find(client: PrefectClient, where: str, name: str) -> DeploymentResponse:
+    """Return the deployment, if it takes the shards of this version."""
+    if name.split("/")[0] != _FLOW or name.count("/") != 1:
+        raise ConfigError(f"{where}: give a deployment of the flow {_FLOW}, {_FLOW}/NAME")
+    try:
+        deployment = await client.read_deployment_by_name(name)
+    except ObjectNotFound as error:
+        raise ConfigError(
+            f"{where}: there is none on {PREFECT_API_URL.value()}; `agl deploy` makes it (set "
+            "PREFECT_API_URL where that is another server), or leave it out to run shards in the "
+            "training process"
+        ) from error
+    if deployment.parameter_openapi_schema != _own_schema():
+        raise ConfigError(
+            f"{where} was made by another version of this package: install this one where its "
+            "worker runs, and give `agl deploy` again"
+        )
+    return deployment
 
 
 def _own_schema() -> dict[str, Any]:
