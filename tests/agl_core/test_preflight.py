@@ -17,7 +17,8 @@ def test_a_manifest_will_name_the_code_that_made_it(
     assert first.record == first.ledger.record()
     assert not [r for r in caplog.records if r.name.startswith("agl_core")]
 
-    monkeypatch.setattr(identity, "code", lambda agent: {**first.record.code, "package_version": "0.0"})
+    code = {**first.record.code, "package_version": "0.0"}
+    monkeypatch.setattr(identity, "code", lambda agent: code)
     monkeypatch.setattr(identity, "packages", lambda: {**first.record.packages, "torch": "0.1"})
     with caplog.at_level(logging.WARNING):
         again = prepare_run(config)
