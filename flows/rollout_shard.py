@@ -52,7 +52,7 @@ async def rollout_shard(shard: ShardRef) -> ShardSummary:
     credentials = s3_credentials(shard.s3)
     is_retry = (flow_run.run_count or 1) > 1
     if is_retry:
-        retried = retry_shard(shard, credentials)
+        retried = await asyncio.to_thread(retry_shard, shard, credentials)
         if retried is None:
             return ShardSummary(claim=shard.claim, kinds={})
         shard = retried

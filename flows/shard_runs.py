@@ -4,6 +4,7 @@ A shard on a pool is watched by its signs of life in the ledger: Prefect leaves 
 host died in the state "Running" for ever.
 """
 
+import asyncio
 import logging
 import time
 import uuid
@@ -14,12 +15,13 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.deployments import arun_deployment
-from prefect.exceptions import FlowRunWaitTimeout, PrefectException
+from prefect.exceptions import FlowRunWaitTimeout, ObjectNotFound
 from prefect.flow_runs import wait_for_flow_run
 from prefect.states import Cancelled, Crashed
+from websockets.exceptions import WebSocketException
 
-from agl_core.errors import RunCancelled, TransientError
-from agl_core.ledger.signs import read_sign
+from agl_core.errors import LedgerError, RunCancelled, TransientError
+from agl_core.ledger.signs import SignOfLife, read_sign
 from agl_core.ledger.starts import RunStarts
 from agl_core.runner.shard import ShardRef
 from flows.patience import patiently
@@ -88,7 +90,7 @@ class _PoolShard:
         self.spoken = self.requested
         self.began: float | None = None
         """When its flow was first seen to run."""
-        self.sign: object = None
+        self.sign: SignOfLife | None = None
         self.sign_changed = self.requested
 
     async def run(self, deployment: str) -> ShardEnd:
@@ -108,8 +110,7 @@ class _PoolShard:
         while True:
             found = await _look(run.id)
             if found is None:
-                self.sign_changed = time.monotonic()  # the ledger may be away with the server
-                continue
+                return ShardEnd(f"shard {self.shard.name}: its flow run was deleted")
             if found.state and found.state.is_final():
                 return _end(self.shard, found.state, _startup_seconds(found))
             reason = await self._why_given_up(found)
@@ -124,8 +125,7 @@ class _PoolShard:
             return ""
         if self.began is None:
             self.began = self.sign_changed = now
-        key = self.starts.shard_key(self.shard.start, self.shard.key, "alive")
-        sign = read_sign(self.starts.storage, key)
+        sign = await asyncio.to_thread(self._read_sign)
         if sign != self.sign:
             self.sign, self.sign_changed = sign, now
         if now - self.sign_changed > _LOST_SECONDS:
@@ -134,6 +134,16 @@ class _PoolShard:
         if now - self.began > self.deadline_seconds:
             return f"it has not ended {self.deadline_seconds:.0f} s after it began"
         return ""
+
+    def _read_sign(self) -> SignOfLife | None:
+        """Return the shard's last sign of life; a ledger that is away has no new one."""
+        key = self.starts.shard_key(self.shard.start, self.shard.key, "alive")
+        try:
+            return read_sign(self.starts.storage, key)
+        except LedgerError as error:
+            logger.warning("cannot look for signs of life of %s: %s", self.shard.name, error)
+            self.sign_changed = time.monotonic()
+            return self.sign
 
     async def _check_start(self, run: Any, now: float) -> None:
         """Say what a shard waits for that nobody has started.
@@ -166,12 +176,14 @@ class _PoolShard:
 
 
 async def _look(run_id: UUID) -> Any | None:
-    """Return the flow run, at once when it ends and else after a while; None without a server."""
+    """Return the flow run, at once when it ends and else after a while; None if it is gone."""
     try:
         return await wait_for_flow_run(run_id, timeout=int(_LOOK_SECONDS))
     except FlowRunWaitTimeout:
         pass
-    except (OSError, httpx.HTTPError, PrefectException) as error:
+    except ObjectNotFound:
+        return None
+    except (OSError, httpx.HTTPError, WebSocketException) as error:
         logger.warning("cannot wait for flow run %s, will try again: %r", run_id, error)
 
     async def read() -> Any:

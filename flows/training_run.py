@@ -1,6 +1,7 @@
 """N iterations of one run, continued from where the ledger ends."""
 
 import logging
+from functools import partial
 
 from prefect import flow, tags
 from prefect.runtime import flow_run
@@ -12,6 +13,7 @@ from agl_core.preflight import CheckResult, Checks, PreparedRun, prepare_run
 from agl_core.terminal import plain_line
 from flows.canary import check_live
 from flows.failure import fails_in_one_sentence
+from flows.patience import patiently
 from flows.pool_check import check_pool
 from flows.training_iteration import training_iteration
 from tasks import context
@@ -93,7 +95,7 @@ async def training_run(
             async with context.opened(run, automatic=automatic):
                 await check_live(run, Checks(_log_check))
                 committed = await _iterate(run, committed)
-        await plot(run.ledger)
+        await patiently(lambda: plot(run.ledger))
     return RunSummary(run_id=run.ledger.run_id, ledger=run.ledger.storage.uri, iterations=committed)
 
 
@@ -111,7 +113,7 @@ async def _iterate(run: PreparedRun, committed: int) -> int:
             run_id=run.ledger.run_id,
             iteration=committed,
         )
-        await training_iteration(ref)
+        await patiently(partial(training_iteration, ref))
         logger.info("%s", plain_line(run.ledger.manifest(committed)))
         committed += 1
     return committed

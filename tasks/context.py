@@ -20,7 +20,8 @@ from agl_core.errors import ConfigError, LeaseLostError, LedgerError, RunCancell
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.stages import IterationLedger
-from agl_core.ledger.starts import EndReason, RunLease
+from agl_core.ledger.start_record import EndReason
+from agl_core.ledger.starts import RunLease
 from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.serving.launch import ModelServer
 from tasks.credentials import s3_credentials

@@ -116,6 +116,7 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         "## Record",
         f"- manifest: `{folder}/manifest.json`",
         f"- content digest: `{manifest.content_digest}`",
+        *(f"- changed since the run began: {difference}" for difference in manifest.changed),
         f"- {len(manifest.files)} files, "
         f"{sum(file.size_bytes for file in manifest.files) / 1e6:.1f} MB",
         f"- {manifest.cost.model_calls} model calls, {manifest.cost.prompt_tokens} prompt and "

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
@@ -82,6 +83,16 @@ async def fails_and_logs_in_the_loop(
         raise ValueError("the agent gave up")
     await asyncio.to_thread(_ask, task, llm)
     return 1.0
+
+
+def waits_at_a_gate(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -> float:
+    """Works until the file exists that its task names; leaves a file that says that it does."""
+    gate = Path(task["gate"])
+    (gate.parent / f"waiting-{rollout.attempt.attempt_id}").touch()
+    text = _ask(task, llm)
+    while not gate.exists():
+        time.sleep(0.1)
+    return float(len(text) + (rollout.metadata or {})["sample"])
 
 
 __all__ = [

@@ -21,61 +21,15 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from agl_core.errors import ConfigError, ConflictError, LeaseLostError
+from agl_core.errors import ConfigError, ConflictError, LeaseLostError, LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.signs import SignOfLife, SignsOfLife, place, process_started, read_sign
+from agl_core.ledger.start_record import EndReason, LeaseTimes, StartRecord, clock
 from agl_core.ledger.storage import Storage
 
 logger = logging.getLogger(__name__)
-
-EndReason = Literal["done", "failed", "cancelled", "superseded"]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """Seconds of a lease."""
-
-    renew: float = 10.0
-    """Between two signs of life."""
-    expire: float = 60.0
-    """After the last one the start may be over."""
-    watch: float = 25.0
-    """How long a start that seems to be over is watched before another one takes over."""
-
-
-class StartRecord(BaseModel):
-    """Who started a run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    number: int
-    nonce: str
-    host: str
-    place: str
-    """Names the set of processes that `pid` belongs to: machine since its boot, and container."""
-    pid: int
-    process_started: str | None
-    """Tells the process from a later one with its number; None where the system does not say."""
-    flow_run_id: str | None
-    flow_run_name: str | None
-    since: float
-    """UTC epoch seconds, by the host's clock."""
-    automatic: bool
-    """Whether an automation did it."""
-    committed: int
-    """Iterations that were committed then."""
-
-    @property
-    def holder(self) -> str:
-        """Who it is, in words."""
-        name = f"flow run {self.flow_run_name}, " if self.flow_run_name else ""
-        return f"{name}process {self.pid} on host {self.host}, since {_clock(self.since)}"
 
 
 class RunStarts:
@@ -264,8 +218,8 @@ class RunStarts:
         seen = sign.at if sign else start.since
         return ConfigError(
             f"run {self.run_id!r} is carried on by {start.holder}; its last sign of life is of "
-            f"{_clock(seen)}, and without another one it is over at "
-            f"{_clock(seen + self.times.expire)}. Stop it, or wait for its end"
+            f"{clock(seen)}, and without another one it is over at "
+            f"{clock(seen + self.times.expire)}. Stop it, or wait for its end"
         )
 
     def _sign(self, number: int) -> SignOfLife | None:
@@ -329,8 +283,12 @@ class RunLease:
             return
         self._ended = True
         self._signs.stop()
-        if not self.is_lost:
+        if self.is_lost:
+            return
+        try:
             self._starts.end(self.number, reason)
+        except LedgerError as error:  # whatever ended the run says more
+            logger.warning("run=%s could not record its end: %s", self._starts.run_id, error)
 
     def _look(self) -> None:
         try:
@@ -338,7 +296,3 @@ class RunLease:
         except LeaseLostError:
             self._signs.stop(wait=False)
             self._on_lost()
-
-
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

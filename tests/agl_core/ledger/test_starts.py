@@ -14,7 +14,8 @@ from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.signs import SignOfLife
 from agl_core.ledger.stages import IterationLedger
-from agl_core.ledger.starts import LeaseTimes, RunLease, RunStarts, StartRecord
+from agl_core.ledger.start_record import LeaseTimes, StartRecord
+from agl_core.ledger.starts import RunLease, RunStarts
 from agl_core.ledger.storage import Storage, open_storage
 from tests.builders import POLICY, make_requests
 

@@ -7,7 +7,8 @@ import pytest
 
 from agl_core.errors import RunCancelled
 from agl_core.ledger.signs import read_sign
-from agl_core.ledger.starts import LeaseTimes, RunLease, RunStarts
+from agl_core.ledger.start_record import LeaseTimes
+from agl_core.ledger.starts import RunLease, RunStarts
 from agl_core.ledger.storage import Storage
 from agl_core.runner import shard_watch
 from agl_core.runner.shard_watch import ShardWatch
