@@ -95,6 +95,13 @@ class ServingSettings(_Settings):
         return self
 
 
+class PreflightSettings(_Settings):
+    """What a run tries before its first iteration, beyond reading and comparing."""
+
+    canary: bool = True
+    """Run one rollout first, where the others will run; its result is kept apart and unused."""
+
+
 class S3Settings(_Settings):
     """How an `s3://` ledger and `s3://` datasets are reached, where the environment does not say.
 
@@ -138,6 +145,7 @@ class RunConfig(_Settings):
     failures: FailureSettings = FailureSettings()
     """What follows a failed rollout."""
     serving: ServingSettings = ServingSettings()
+    preflight: PreflightSettings = PreflightSettings()
     min_group_size: int | None = Field(default=None, ge=1)
     """Groups with fewer finished rollouts are filtered: an advantage needs something to compare
     with. None takes what the algorithm needs; fewer are refused.

@@ -1,22 +1,66 @@
-"""Everything that can be found wrong with a run before anything costly starts."""
+"""Everything that can be found wrong with a run before anything costly starts.
+
+    examine(config)       reads and compares, cheap checks first; writes the ledger's probe only
+    prepare_run(config)   the same, then writes the run's identity or finds the one that is there
+
+What needs the run's model server or a work pool is checked later (`flows/canary.py`,
+`flows/pool_check.py`). The first check that fails ends all of it with its own sentence.
+"""
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agl_core import identity
 from agl_core.algorithm import IterativeAlgorithm, build_algorithm
 from agl_core.config import RunConfig
 from agl_core.dataset import read_jsonl
-from agl_core.ledger.run import RunLedger, RunRecord, open_run
+from agl_core.errors import AglError
+from agl_core.ledger.run import Dataset, RunLedger, RunRecord, open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.litagent.decorator import load_agent
 from agl_core.serving.attached import check_attached
 from agl_core.serving.launch import check_server
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check that has ended."""
+
+    name: str
+    seconds: float
+    problem: str = ""
+    """What is wrong and what to do, in one sentence; empty where it passed."""
+
+
+class Checks:
+    """Times checks and tells of each.
+
+    Args:
+        on_end: Called after each one.
+    """
+
+    def __init__(self, on_end: Callable[[CheckResult], object] = lambda result: None) -> None:
+        self._on_end = on_end
+
+    @contextmanager
+    def __call__(self, name: str) -> Generator[None]:
+        """Run the block as a check; an error of ours is its problem, and goes on."""
+        started = time.monotonic()
+        try:
+            yield
+        except AglError as error:
+            self._on_end(CheckResult(name, time.monotonic() - started, str(error)))
+            raise
+        self._on_end(CheckResult(name, time.monotonic() - started))
+
+
+_UNSEEN = Checks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +85,67 @@ class PreparedRun:
         return self.algorithm.state_type.model_validate(state)
 
 
+def examine(
+    config: RunConfig, credentials: S3Credentials | None = None, checks: Checks = _UNSEEN
+) -> PreparedRun:
+    """Check what can be checked by reading, and the ledger by its probe.
+
+    The record is the one that this start would write; the run may not be there yet.
+
+    Args:
+        config: What to train.
+        credentials: Those that `config.s3` names.
+        checks: Is told of each check.
+
+    Raises:
+        ConfigError: Something is wrong with the configuration, the data, the agent or the model, or
+            a living process carries the run on.
+        UpstreamError: `serving.url` does not answer, or not with a chat completion.
+        LedgerError: The ledger cannot be written.
+    """
+    return _examine(config, credentials, checks)[0]
+
+
+def _examine(
+    config: RunConfig, credentials: S3Credentials | None, checks: Checks
+) -> tuple[PreparedRun, list[Dataset]]:
+    access = S3Access(config.s3, credentials)
+    with checks("settings of the algorithm are honoured"):
+        algorithm = build_algorithm(config)
+    if config.serving.url is not None:
+        with checks("model server answers"):
+            check_server(config.serving.url)
+    with checks("agent can be imported"):
+        load_agent(config.agent)
+    with checks("datasets can be read"):
+        inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data, access)}
+        if config.val_data is not None:
+            inputs["val"] = read_jsonl(config.val_data, access)
+    with checks("model is there and fits the data"):
+        base = identity.base_model(algorithm.model_path)
+        start_state = algorithm.start(base.policy, inputs["train"], inputs.get("val"))
+    if config.serving.url is not None:
+        with checks("model server has the policy's tokens and log-probs"):
+            check_attached(config.serving.url, base)
+    with checks("ledger can be written"):
+        ledger = open_run(config.ledger, config.run_id, access)
+        conditional_put = ledger.storage.probe()
+        ledger.starts.refuse_if_held()
+    datasets = {name: ledger.dataset(name, rows) for name, rows in inputs.items()}
+    record = RunRecord(
+        run_id=config.run_id,
+        config=config,
+        datasets={name: dataset.ref for name, dataset in datasets.items()},
+        base=base,
+        code=identity.code(config.agent),
+        packages=identity.packages(),
+        conditional_put=conditional_put,
+        created=time.time(),
+    )
+    run = PreparedRun(config, ledger, record, algorithm, inputs, start_state)
+    return run, list(datasets.values())
+
+
 def prepare_run(
     config: RunConfig,
     credentials: S3Credentials | None = None,
@@ -55,40 +160,14 @@ def prepare_run(
         allow_changed: Go on with a run that exists with another identity; manifests will say so.
 
     Raises:
-        ConfigError: Something is wrong with the configuration, the data, the agent or the model, or
-            the run exists with another identity, or a living process carries it on.
-        UpstreamError: `serving.url` does not answer, or not with a chat completion.
+        ConfigError: As `examine`, or the run exists with another identity.
+        UpstreamError: As `examine`.
         LedgerError: The ledger cannot be written.
     """
-    access = S3Access(config.s3, credentials)
-    algorithm = build_algorithm(config)
-    if config.serving.url is not None:
-        check_server(config.serving.url)
-    load_agent(config.agent)
-    inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data, access)}
-    if config.val_data is not None:
-        inputs["val"] = read_jsonl(config.val_data, access)
-    base = identity.base_model(algorithm.model_path)
-    if config.serving.url is not None:
-        check_attached(config.serving.url, base)
-    start_state = algorithm.start(base.policy, inputs["train"], inputs.get("val"))
-    ledger = open_run(config.ledger, config.run_id, access)
-    conditional_put = ledger.storage.probe()
-    ledger.starts.refuse_if_held()
-    datasets = {name: ledger.dataset(name, rows) for name, rows in inputs.items()}
-    record = RunRecord(
-        run_id=config.run_id,
-        config=config,
-        datasets={name: dataset.ref for name, dataset in datasets.items()},
-        base=base,
-        code=identity.code(config.agent),
-        packages=identity.packages(),
-        conditional_put=conditional_put,
-        created=time.time(),
-    )
-    recorded = ledger.start(record, datasets.values(), allow_changed=allow_changed)
-    ledger.code = record.code
-    return PreparedRun(config, ledger, _as_of_now(recorded, record), algorithm, inputs, start_state)
+    run, datasets = _examine(config, credentials, _UNSEEN)
+    recorded = run.ledger.start(run.record, datasets, allow_changed=allow_changed)
+    run.ledger.code = run.record.code
+    return replace(run, record=_as_of_now(recorded, run.record))
 
 
 def _as_of_now(recorded: RunRecord, now: RunRecord) -> RunRecord:

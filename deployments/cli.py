@@ -24,8 +24,10 @@ from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import find_late, verify_run
-from agl_core.preflight import prepare_run
+from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
+from deployments.check_command import check, check_deployment
+from deployments.deploy_command import deploy
 from deployments.interrupt import ends_promptly
 from deployments.store_command import store
 
@@ -39,6 +41,8 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Look at runs in a ledger an
 app.add_typer(ledger_app, name="ledger")
 dataset_app = typer.Typer(no_args_is_help=True, help="Publish versions of datasets.")
 app.add_typer(dataset_app, name="dataset")
+app.command()(check)
+app.command()(deploy)
 app.command()(store)
 
 STATE_FOLDER = Path(".agl")
@@ -88,14 +92,15 @@ def run(
         settings = with_overrides(settings, overrides)
     if model is not None:
         settings = with_model(settings, model)
+    if settings.rollout.deployment is not None:
+        check_deployment(settings.rollout.deployment)
     try:
-        prepared = prepare_run(settings, _credentials(settings.s3), allow_changed=allow_changed)
+        prepared = prepare_run(settings, find_credentials(settings.s3), allow_changed=allow_changed)
     except AglError as error:  # whatever it is, nothing has been started
         raise ConfigError(str(error)) from error
     storage = prepared.ledger.storage
-    if storage.uri.startswith("s3://"):
-        honoured = "honoured" if storage.conditional_put else "NOT honoured"
-        _log.print(f"Ledger {storage.uri}: can be written, conditional put is {honoured}")
+    if storage.uri.startswith("s3://") and storage.conditional_put:  # else a warning says it
+        _log.print(f"Ledger {storage.uri}: can be written, conditional put is honoured")
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
         _show(prepared.ledger, settings.run_id)
         _answers.print(
@@ -114,12 +119,12 @@ def run(
         connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
-        if not _train(settings, allow_changed=allow_changed):
+        if not _train(prepared, allow_changed=allow_changed):
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
     _show(prepared.ledger, settings.run_id)
 
 
-def _train(settings: RunConfig, *, allow_changed: bool) -> bool:
+def _train(prepared: PreparedRun, *, allow_changed: bool) -> bool:
     """Run the flow in this process; say whether the server recorded everything in time.
 
     Raises:
@@ -130,12 +135,14 @@ def _train(settings: RunConfig, *, allow_changed: bool) -> bool:
 
     from deployments.server import drain
     from flows.training_run import training_run
+    from tasks import context
 
     started = datetime.now(UTC)
+    context.hand_over(prepared)
 
     async def run_and_drain() -> bool:
         try:
-            await training_run(settings, allow_changed=allow_changed)
+            await training_run(prepared.config, allow_changed=allow_changed)
         except Exception as error:
             if not (isinstance(error, RunCancelled) and error.interrupted):
                 # A server of ours stops next; what is still on its way there would be lost.
@@ -292,10 +299,10 @@ def _access(credentials: str | None, endpoint_url: str | None, region: str | Non
         s3 = check_settings(S3Settings, values)
     except ConfigError as error:
         raise ConfigError(f"S3 options: {error}") from error
-    return S3Access(s3, _credentials(s3))
+    return S3Access(s3, find_credentials(s3))
 
 
-def _credentials(s3: S3Settings) -> S3Credentials | None:
+def find_credentials(s3: S3Settings) -> S3Credentials | None:
     """Return the credentials that settings name; Prefect is loaded only if they name some.
 
     Raises:

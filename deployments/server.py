@@ -72,6 +72,7 @@ def prefect_server(
         raise ConfigError(f"port {port} of 127.0.0.1 is in use: choose another one")
     url = f"http://127.0.0.1:{port}/api"
     env = os.environ | SERVER_SETTINGS | {"PREFECT_HOME": str(home), "PREFECT_API_URL": url}
+    env["PREFECT_SERVER_UI_API_URL"] = url  # the browser's way to it
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
     with spawn([*command, "--port", str(port)], home / "server.log", env) as server:
         while_starting()

@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict
 
 from agl_core import progress
 from agl_core.config import RunConfig, check_settings
-from agl_core.preflight import PreparedRun, prepare_run
+from agl_core.preflight import CheckResult, Checks, PreparedRun, prepare_run
 from agl_core.terminal import plain_line
+from flows.canary import check_live
 from flows.failure import fails_in_one_sentence
 from flows.patience import patiently
+from flows.pool_check import check_pool
 from flows.training_iteration import training_iteration
 from tasks import context
 from tasks.context import IterationRef
@@ -72,7 +74,11 @@ async def training_run(
     show_logs()
     changes = {"run_id": _run_id()} | ({"train_data": train_data} if train_data else {})
     config = check_settings(RunConfig, config.model_dump() | changes)
-    run = prepare_run(config, s3_credentials(config.s3), allow_changed=allow_changed)
+    if config.rollout.deployment is not None:
+        await check_pool(config.rollout.deployment, needs_worker=not automatic)
+    run = context.handed_over(config)
+    if run is None:
+        run = prepare_run(config, s3_credentials(config.s3), allow_changed=allow_changed)
     committed = run.ledger.committed()
     logger.info(
         "run=%s ledger=%s/%s: %d iterations, %d of them committed before",
@@ -87,9 +93,15 @@ async def training_run(
     with tags(run.ledger.run_id):
         if not run.algorithm.done(run.state_after(committed)):
             async with context.opened(run, automatic=automatic):
+                await check_live(run, Checks(_log_check))
                 committed = await _iterate(run, committed)
         await patiently(lambda: plot(run.ledger))
     return RunSummary(run_id=run.ledger.run_id, ledger=run.ledger.storage.uri, iterations=committed)
+
+
+def _log_check(result: CheckResult) -> None:
+    if not result.problem:
+        logger.info("preflight: %s (%.1f s)", result.name, result.seconds)
 
 
 async def _iterate(run: PreparedRun, committed: int) -> int:

@@ -15,7 +15,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.config import S3Settings
+from agl_core.config import RunConfig, S3Settings
 from agl_core.errors import ConfigError, LeaseLostError, LedgerError, RunCancelled
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
@@ -62,6 +62,18 @@ class RunContext:
 
 
 _context: ContextVar[RunContext | None] = ContextVar("agl_run_context", default=None)
+_prepared: ContextVar[PreparedRun | None] = ContextVar("agl_prepared_run", default=None)
+
+
+def hand_over(run: PreparedRun) -> None:
+    """Let the next `training_run` of this process use what was prepared for it already."""
+    _prepared.set(run)
+
+
+def handed_over(config: RunConfig) -> PreparedRun | None:
+    """Return what was prepared for this configuration; None where nothing was."""
+    run = _prepared.get()
+    return run if run is not None and run.config == config else None
 
 
 @asynccontextmanager

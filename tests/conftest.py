@@ -115,6 +115,7 @@ def small_run(engine_url: str, ledger: str, **overrides: object) -> RunConfig:
     values = config.model_dump() | {
         "algorithm": {"type": "verl", "config": verl},
         "serving": {"url": engine_url},
+        "preflight": {"canary": False},  # tests count model calls
         **overrides,
     }
     return RunConfig.model_validate(values)

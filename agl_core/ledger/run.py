@@ -264,7 +264,15 @@ def open_run(
     return RunLedger(open_storage(ledger, access, conditional_put=conditional_put), run_id)
 
 
-_MAY_CHANGE = {"ledger", "s3", "serving", "rollout", "failures", "max_automatic_starts"}
+_MAY_CHANGE = {
+    "ledger",
+    "s3",
+    "serving",
+    "preflight",
+    "rollout",
+    "failures",
+    "max_automatic_starts",
+}
 
 
 def _identity(record: RunRecord) -> dict[str, Any]:

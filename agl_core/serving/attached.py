@@ -1,13 +1,22 @@
-"""Check a model server that runs already before a run trusts it.
+"""Check a model server before a run trusts it.
 
 It must answer with token ids and log-probs, and it must turn a conversation into the token ids that
 the policy's own tokenizer and chat template give: ids of another kind would train the policy on
 texts that no model saw. The digests that an engine states name what differs; the conversations show
 it for a server that states none.
+
+Its log-probs must be those of the distribution that it sampled from, `log_softmax(logits / T)`:
+VERL recomputes them so, and servers differ (vLLM gives them at T = 1 unless it is started with
+`--logprobs-mode processed_logprobs`). Where the server has the policy's weights they are recomputed
+here; else two temperatures are compared, since a token's log-prob must change with it.
 """
 
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from agl_core import semconv
 from agl_core.errors import ConfigError, UpstreamError
@@ -26,19 +35,37 @@ CONVERSATIONS: tuple[Messages, ...] = (
     [_SYSTEM, _QUESTION, _ANSWER, _QUESTION],
     [_QUESTION, _ANSWER, _RESULT],
 )
-"""One token is sampled for each; those that the policy's chat template refuses are left out."""
+"""Asked once each; those that the policy's chat template refuses are left out."""
+TEMPERATURE = 0.7
+"""Of the answers: at 1 both definitions of a log-prob are the same."""
+_NUM_TOKENS = 8
+_SEED = 1
+_TOLERANCE = 0.1
+"""Mean difference in nats; two runs of one bf16 model differ by some hundredths."""
+_DEADLINE_SECONDS = 60.0
+"""Of one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server gave for one conversation."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: np.ndarray
+    """[response_length] as the server states them."""
 
 
 def check_attached(url: str, base: BaseModelRecord) -> None:
     """Return if the server at `url` can serve a run that starts from this policy.
 
     Raises:
-        ConfigError: It is no engine server, gives no token ids or log-probs, or has another
-            tokenizer or chat template than the policy.
+        ConfigError: It is no engine server, gives no token ids or log-probs, has another tokenizer
+            or chat template than the policy, or other log-probs than those it samples by.
         UpstreamError: It does not answer.
     """
     url = url.rstrip("/")
-    policy = ask_server("GET", f"{url}/policy")
+    policy = ask_server("GET", f"{url}/policy", timeout_seconds=_DEADLINE_SECONDS)
     stated = {
         "chat template": ("chat_template_digest", base.chat_template_digest),
         "tokenizer": ("tokenizer_digest", base.tokenizer_digest),
@@ -46,17 +73,31 @@ def check_attached(url: str, base: BaseModelRecord) -> None:
     others = [name for name, (key, own) in stated.items() if policy.get(key, own) != own]
     if others:
         raise _differs(url, f"another {' and another '.join(others)}", base)
-    for messages, expected in _encoded(base):
-        _check_answer(url, policy["version"], messages, expected, base)
+    conversations = _encoded(base)
+    answers: list[Answer] = []
+    for messages, expected in conversations:
+        answer = _ask(url, policy["version"], messages, TEMPERATURE)
+        if answer.prompt_ids != expected:
+            raise _differs(url, "another tokenizer or chat template", base)
+        answers.append(answer)
+    if policy["weights_digest"] == base.policy.weights_digest:
+        _compare_with_policy(url, answers, base)
+        return
+    others = [_ask(url, policy["version"], messages, 1.0) for messages, _ in conversations]
+    _compare_temperatures(url, answers, others)
 
 
-def _check_answer(
-    url: str, version: str, messages: Messages, expected: list[int], base: BaseModelRecord
-) -> None:
-    """Ask as the proxy asks, for one token."""
-    body = {"model": version, "messages": messages, "max_tokens": 1}
-    asked = capture.add_recording(body, seed=0)
-    answer = ask_server("POST", f"{url}/v1/chat/completions", asked)
+def _ask(url: str, version: str, messages: Messages, temperature: float) -> Answer:
+    """Ask as the proxy asks, for a few tokens."""
+    body = {
+        "model": version,
+        "messages": messages,
+        "max_tokens": _NUM_TOKENS,
+        "temperature": temperature,
+    }
+    asked = capture.add_recording(body, seed=_SEED)
+    path = f"{url}/v1/chat/completions"
+    answer = ask_server("POST", path, asked, timeout_seconds=_DEADLINE_SECONDS)
     if defect := capture.check_answer(answer):
         raise UpstreamError(f"model server {url}: {defect}")
     recorded = capture.response_attributes(answer, {})
@@ -65,9 +106,57 @@ def _check_answer(
             f"model server {url} gives nothing to train on: {defect}; use a server that honours "
             "return_token_ids and logprobs"
         )
-    found = list(recorded[semconv.PROMPT_TOKEN_IDS])
-    if found != expected:
-        raise _differs(url, "another tokenizer or chat template", base)
+    return Answer(
+        list(recorded[semconv.PROMPT_TOKEN_IDS]),
+        list(recorded[semconv.RESPONSE_TOKEN_IDS]),
+        np.asarray(recorded[semconv.LOGPROBS], float),
+    )
+
+
+def _compare_with_policy(url: str, answers: list[Answer], base: BaseModelRecord) -> None:
+    """Recompute the log-probs with the policy's own weights, at the temperature and at 1."""
+    from agl_core.serving.decoding import load_policy, score  # loads torch
+
+    assert base.policy.path is not None, "a run starts from a policy on this machine's disk"
+    policy = load_policy(base.policy.version, Path(base.policy.path))
+    pairs = [(answer.prompt_ids, answer.response_ids) for answer in answers]
+    stated = np.concatenate([answer.logprobs for answer in answers])
+    own, raw = (
+        np.concatenate([score(policy, *pair, temperature) for pair in pairs])
+        for temperature in (TEMPERATURE, 1.0)
+    )
+    distance, from_raw = (float(np.abs(stated - other).mean()) for other in (own, raw))
+    if distance > 1e-3 and from_raw < distance / 4:
+        raise _is_raw(url)
+    if distance > _TOLERANCE:
+        raise ConfigError(
+            f"model server {url} gives log-probs that differ from the policy's own by "
+            f"{distance:.2f} nats on average: serve the weights of {base.policy.path} as they are, "
+            "neither quantised nor changed"
+        )
+
+
+def _compare_temperatures(url: str, answers: list[Answer], others: list[Answer]) -> None:
+    """Refuse a server whose log-probs do not change with the temperature.
+
+    Compared where both answers begin with the same tokens, so have the same logits.
+    """
+    differences: list[float] = []
+    total = 0.0
+    for one, other in zip(answers, others, strict=True):
+        pairs = zip(one.response_ids, other.response_ids, strict=False)
+        length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        differences.extend(np.abs(one.logprobs[:length] - other.logprobs[:length]))
+        total += float(np.abs(one.logprobs[:length]).sum())
+    if total > 0.5 and max(differences) < 1e-3:
+        raise _is_raw(url)
+
+
+def _is_raw(url: str) -> ConfigError:
+    return ConfigError(
+        f"model server {url} gives log-probs at temperature 1, not at the one it samples with: "
+        "start vLLM with --logprobs-mode processed_logprobs"
+    )
 
 
 def _differs(url: str, what: str, base: BaseModelRecord) -> ConfigError:

@@ -171,6 +171,17 @@ def load_policy(version: str, folder: Path) -> LoadedPolicy:
 
 
 @torch.inference_mode()
+def score(
+    policy: LoadedPolicy, prompt_ids: list[int], response_ids: list[int], temperature: float
+) -> list[float]:
+    """Return [response_length] log-probs in nats of a given response: `log_softmax(logits / T)`."""
+    ids = torch.tensor([[*prompt_ids, *response_ids]])
+    logits = policy.model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1].float()
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    return logprobs.gather(1, torch.tensor(response_ids).unsqueeze(1)).squeeze(1).tolist()
+
+
+@torch.inference_mode()
 def generate(policy: LoadedPolicy, batch: list[Work]) -> None:
     """Sample every response of a batch; each future is resolved as soon as its own response ends.
 

@@ -34,7 +34,7 @@ def check_server(url: str) -> None:
         UpstreamError: Nothing answers.
         ConfigError: What answers is not an engine server.
     """
-    ask_server("GET", f"{url.rstrip('/')}/policy")
+    ask_server("GET", f"{url.rstrip('/')}/policy", timeout_seconds=30.0)
 
 
 class ModelServer:
@@ -145,7 +145,12 @@ class ModelServer:
         return ask_server("GET", f"{self.url}/policy")
 
 
-def ask_server(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask_server(
+    method: str,
+    url: str,
+    body: dict[str, Any] | None = None,
+    timeout_seconds: float = _LOAD_TIMEOUT_SECONDS,
+) -> dict[str, Any]:
     """Ask an engine server and return its answer.
 
     Raises:
@@ -154,7 +159,7 @@ def ask_server(method: str, url: str, body: dict[str, Any] | None = None) -> dic
     """
     token = env_var.engine_token()
     headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
-    timeout = httpx.Timeout(_LOAD_TIMEOUT_SECONDS, connect=10.0)
+    timeout = httpx.Timeout(timeout_seconds, connect=10.0)
     try:
         # Proxies in the environment (HTTP_PROXY) are not for the model server.
         answer = httpx.request(

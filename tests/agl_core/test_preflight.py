@@ -17,12 +17,13 @@ def test_a_manifest_will_name_the_code_that_made_it(
     assert first.record == first.ledger.record()
     assert not [r for r in caplog.records if r.name.startswith("agl_core")]
 
-    monkeypatch.setattr(identity, "code", lambda agent: {**first.record.code, "agent_sha256": "00"})
+    code = {**first.record.code, "package_version": "0.0"}
+    monkeypatch.setattr(identity, "code", lambda agent: code)
     monkeypatch.setattr(identity, "packages", lambda: {**first.record.packages, "torch": "0.1"})
     with caplog.at_level(logging.WARNING):
         again = prepare_run(config)
-    assert again.record.code["agent_sha256"] == "00"
+    assert again.record.code["package_version"] == "0.0"
     assert again.record.packages["torch"] == "0.1"
     assert again.ledger.record() == first.record, "the run's own record stays"
-    assert "agent_sha256 was" in caplog.text
+    assert "package_version was" in caplog.text
     assert "torch was" in caplog.text

@@ -74,7 +74,12 @@ class Api:
         return self._client.get(path).raise_for_status().json()
 
     def post(self, path: str, **body: Any) -> Any:
-        return self._client.post(path, json=body).raise_for_status().json()
+        for _ in range(5):
+            answer = self._client.post(path, json=body)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1.0)  # SQLite was locked; Prefect's own client comes again too
+        return answer.raise_for_status().json()
 
     def of_run(self, kind: str, run_id: str) -> list[dict[str, Any]]:
         """Flow runs or artifacts of a training run, of its iterations and of its shards."""
@@ -85,6 +90,11 @@ class Api:
         found = self.get(f"/deployments/name/{deployment}")
         path = f"/deployments/{found['id']}/create_flow_run"
         return self.post(path, parameters=parameters)["id"]
+
+    def remove_automations(self) -> None:
+        """Leave none to other tests on the same server, whose flow runs they would act on."""
+        for found in self.post("/automations/filter"):
+            self._client.delete(f"/automations/{found['id']}").raise_for_status()
 
     def ended(self, flow_run_id: str, timeout_seconds: float = 300.0) -> dict[str, Any]:
         """Wait for the end of a flow run and return it."""

@@ -1,26 +1,35 @@
 """A runner with the base package alone: no torch, no VERL, and nothing of the project's folder."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import boto3
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from moto.server import ThreadedMotoServer
 
 from agl_core import semconv
 from agl_core.env_var import ENGINE_TOKEN
+from agl_core.errors import ConfigError
 from agl_core.ledger import files
 from agl_core.ledger.run import RunLedger
 from agl_core.ledger.tables import SPANS
 from agl_core.ledger.verify import verify_run
+from agl_core.lifeline import ChildProcess, spawn
 from tests.conftest import CALCULATOR, small_run, train
 from tests.e2e.deployed import Api, deployed, on_pool
+from tests.e2e.namespaces import OtherHost, forwarded, other_host
 
 pytestmark = pytest.mark.slow
 
@@ -138,3 +147,97 @@ def test_it_says_what_training_needs(runner: Runner, options: list[str]):
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("agl: training by VERL needs the extra 'train'")
     assert not (runner.folder / ".agl").exists()
+
+
+def test_a_runner_on_another_host_reaches_everything_by_one_address(
+    runner: Runner,
+    prefect_api: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its own network namespace, host name and environment; set up by `agl deploy`, tried by the
+    canary, with the ledger in a bucket and a token for the engine.
+    """
+    with other_host() as host, bucket(host.head, monkeypatch) as ledger:
+        monkeypatch.setenv(ENGINE_TOKEN, "shared-by-both-sides")
+        deployed = runner("agl", "deploy", "--shard-pool", "far", "--train-pool", "near")
+        assert deployed.returncode == 0, deployed.stderr
+        config = on_pool(
+            small_run(
+                engine_url="",
+                ledger=ledger,
+                run_id="far",
+                val_data=None,
+                serving={"host": "0.0.0.0", "advertised_host": host.head},
+                preflight={"canary": True},
+            )
+        )
+        config.algorithm.config["trainer.total_training_steps"] = 1
+        with pytest.raises(ConfigError, match="no worker polls its work pool far"):
+            train(config)
+        port = urlsplit(prefect_api).port
+        assert port is not None
+        with forwarded(host.head, port) as port_there:
+            url = f"http://{host.head}:{port_there}/api"
+            assert not reaches(runner, host, prefect_api), "the loopback address is another one"
+            assert reaches(runner, host, url)
+            start = [str(runner.bin / "prefect"), "worker", "start", "--pool", "far"]
+            env = {**runner.env, "PREFECT_API_URL": url, "PREFECT_WORKER_QUERY_SECONDS": "1"}
+            with spawn(
+                host.command([*start, "--type", "process"]), tmp_path / "log", env
+            ) as worker:
+                wait_for_worker(prefect_api, "far", worker)
+                run = train(config)
+        (manifest,) = run.manifests()
+        assert manifest.coverage.trained == manifest.coverage.expected == 16
+        assert verify_run(run) == []
+        for places in (root_places(run, "rollouts/train/"), root_places(run, "rollouts/canary/")):
+            assert {place[semconv.HOST_NAME] for place in places} == {host.name}
+            assert {place[semconv.EXECUTABLE] for place in places} == {str(runner.bin / "python")}
+    with Api(prefect_api) as api:
+        api.remove_automations()
+
+
+@contextmanager
+def bucket(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A ledger in an S3 API that both hosts reach."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
+    server.start()
+    try:
+        _, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}:{port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket="far")
+        yield "s3://far/agl"
+    finally:
+        server.stop()
+
+
+def reaches(runner: Runner, host: OtherHost, url: str) -> bool:
+    """Say whether the other host gets an answer of a Prefect server there."""
+    ask = f"import httpx; httpx.get('{url}/health', timeout=10).raise_for_status()"
+    command = host.command([str(runner.bin / "python"), "-c", ask])
+    return subprocess.run(command, env=runner.env, capture_output=True, check=False).returncode == 0
+
+
+def wait_for_worker(prefect_api: str, pool: str, worker: ChildProcess) -> None:
+    deadline = time.monotonic() + 60
+    with Api(prefect_api) as api:
+        while not [
+            w for w in api.post(f"/work_pools/{pool}/workers/filter") if w["status"] == "ONLINE"
+        ]:
+            assert time.monotonic() < deadline, worker.log_tail(40)
+            time.sleep(0.25)
+
+
+def root_places(run: RunLedger, prefix: str) -> list[dict[str, object]]:
+    """What the root spans of a set of rollouts say about where they ran."""
+    keys = run.storage.list(f"{run.iteration(0).prefix}{prefix}")
+    tables = [files.read_table(run.storage, k, SPANS) for k in keys if k.endswith("spans.parquet")]
+    spans = pa.concat_tables(tables)
+    roots = spans.filter(pc.equal(spans["name"], semconv.ROLLOUT_SPAN))
+    assert len(roots) > 0
+    return [json.loads(attributes) for attributes in roots["attributes"].to_pylist()]

@@ -105,7 +105,8 @@ def test_a_finished_run_is_found_and_nothing_is_repeated(trained: RunLedger, eng
     before, calls = trained.storage.list(trained.prefix), engine.metrics()["requests_total"]
     assert len(train(config).manifests()) == 2
     assert trained.storage.list(trained.prefix) == before
-    assert engine.metrics()["requests_total"] == calls + len(CONVERSATIONS), "of the preflight"
+    asked = engine.metrics()["requests_total"] - calls
+    assert asked <= 2 * len(CONVERSATIONS), "of the preflight, where need be at two temperatures"
 
 
 def test_a_changed_configuration_is_refused_and_the_difference_named(trained: RunLedger):

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from agl_core.identity import base_model
 from agl_core.ledger.run import BaseModelRecord
 from agl_core.serving import attached
 from agl_core.serving.attached import CONVERSATIONS, check_attached
+from agl_core.serving.decoding import load_policy, score
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app
+from agl_core.serving.generation import GenerationRequest
 from agl_core.utils.threaded_server import ThreadedServer
 from tests.fakes import ScriptedModelServer
 
@@ -52,7 +55,7 @@ def changed_policy(
     return base_model(str(folder))
 
 
-def test_an_engine_with_the_policy_is_taken_and_asked_for_one_token_a_conversation(
+def test_an_engine_with_the_policy_is_taken_and_asked_once_a_conversation(
     engine_url: str, engine: Engine, base: BaseModelRecord
 ):
     check_attached(engine_url, base)
@@ -90,9 +93,10 @@ def test_a_server_that_states_no_digests_is_judged_by_its_token_ids(
 ):
     ask_server = attached.ask_server
 
-    def states_none(*request: object) -> dict[str, object]:
-        answer = ask_server(*request)  # pyright: ignore[reportArgumentType]
-        return {name: answer[name] for name in answer if not name.endswith("_digest")}
+    def states_none(*request: Any, **options: Any) -> dict[str, object]:
+        answer = ask_server(*request, **options)
+        unknown = ("tokenizer_digest", "chat_template_digest")
+        return {name: answer[name] for name in answer if name not in unknown}
 
     monkeypatch.setattr(attached, "ask_server", states_none)
     check_attached(engine_url, base)
@@ -108,7 +112,7 @@ def test_a_server_without_token_ids_or_log_probs_is_refused(base: BaseModelRecor
         with pytest.raises(ConfigError, match="nothing to train on: no token ids in the answer; "):
             check_attached(url, base)
         server.token_ids, server.logprobs_missing = True, 1
-        with pytest.raises(ConfigError, match="1 response token ids but 0 log-probs; use a server"):
+        with pytest.raises(ConfigError, match="8 response token ids but 7 log-probs; use a server"):
             check_attached(url, base)
         server.fail_next(1)
         with pytest.raises(UpstreamError, match=r"answers HTTP 500: .*scripted failure 500"):
@@ -124,3 +128,89 @@ def test_a_missing_token_is_said(
             check_attached(server.url, base)
         monkeypatch.setenv(ENGINE_TOKEN, "right")
         check_attached(server.url, base)
+
+
+@pytest.fixture
+def alter(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str, Any, Any], Any]], None]:
+    """Put something between the check and the engine's answers."""
+    ask_server = attached.ask_server
+
+    def install(change: Callable[[str, Any, Any], Any]) -> None:
+        def asked(method: str, url: str, body: Any = None, **options: Any) -> Any:
+            ask = lambda other: ask_server(method, url, other, **options)  # noqa: E731
+            return change(url, body, ask)
+
+        monkeypatch.setattr(attached, "ask_server", asked)
+
+    return install
+
+
+def logprobs_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return answer["choices"][0]["logprobs"]["content"]
+
+
+def raw_logprobs(policy_folder: Path) -> Callable[[str, Any, Any], Any]:
+    """As vLLM answers by default: sampled at T, log-probs of T = 1."""
+    policy = load_policy("v000000", policy_folder)
+
+    def change(url: str, body: Any, ask: Any) -> Any:
+        answer = ask(body)
+        if url.endswith("/chat/completions"):
+            ids = answer["choices"][0]["token_ids"]
+            values = score(policy, answer["prompt_token_ids"], ids, 1.0)
+            for entry, value in zip(logprobs_of(answer), values, strict=True):
+                entry["logprob"] = value
+        return answer
+
+    return change
+
+
+RAW = "gives log-probs at temperature 1, not at the one it samples with: start vLLM with --logpro"
+
+
+def test_log_probs_of_another_temperature_are_refused(
+    engine_url: str, base: BaseModelRecord, policy_folder: Path, alter: Any
+):
+    alter(raw_logprobs(policy_folder))
+    with pytest.raises(ConfigError, match=RAW):
+        check_attached(engine_url, base)
+
+
+def test_they_are_refused_also_while_the_server_has_other_weights(
+    engine_url: str,
+    base: BaseModelRecord,
+    policy_folder: Path,
+    engine: Engine,
+    other_policy_folder: Path,
+    alter: Any,
+):
+    engine.load("v000007", other_policy_folder)
+    check_attached(engine_url, base)
+    alter(raw_logprobs(other_policy_folder))
+    with pytest.raises(ConfigError, match=RAW):
+        check_attached(engine_url, base)
+
+
+def test_log_probs_that_are_not_the_policys_are_refused(
+    engine_url: str, base: BaseModelRecord, alter: Any
+):
+    def quantised(url: str, body: Any, ask: Any) -> Any:
+        answer = ask(body)
+        if url.endswith("/chat/completions"):
+            for entry in logprobs_of(answer):
+                entry["logprob"] -= 0.4
+        return answer
+
+    alter(quantised)
+    with pytest.raises(ConfigError, match=r"differ from the policy's own by 0\.40 nats on average"):
+        check_attached(engine_url, base)
+
+
+def test_a_response_scored_at_once_has_the_log_probs_it_was_sampled_with(
+    engine: Engine, policy_folder: Path
+):
+    request = GenerationRequest("v000000", [3, 4, 5], max_tokens=12, temperature=0.7, seed=5)
+    sampled = engine.submit(request).result(timeout=60)
+    policy = load_policy("v000000", policy_folder)
+    scored = score(policy, request.prompt_ids, sampled.token_ids, 0.7)
+    assert scored == pytest.approx(sampled.logprobs, abs=1e-5)

@@ -1,0 +1,118 @@
+"""The command `agl check`."""
+
+import asyncio
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agl_core.config import RunConfig
+from agl_core.errors import AglError, ConfigError
+from agl_core.preflight import CheckResult, Checks, examine
+
+_answers = Console(width=None if sys.stdout.isatty() else 100)
+_STATE_FOLDER = Path(".agl")
+_FAILED = 2
+
+
+def check(
+    config: Annotated[Path, typer.Argument(help="YAML file with the run's configuration.")],
+    ledger: Annotated[
+        str | None, typer.Option(help="Use this ledger instead of the file's.")
+    ] = None,
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            help="Check with the shards on this deployment instead of the file's "
+            "rollout.deployment, such as rollout-shard/rollout-shard."
+        ),
+    ] = None,
+    canary: Annotated[
+        bool, typer.Option(help="Start the model server and run one rollout, as a run would.")
+    ] = True,
+) -> None:
+    """Check everything that can go wrong with a run before it trains, cheap things first.
+
+    Shows each check with its result and ends with status 2 at the first one that fails. The
+    rollout is a real one (by the work pool where shards run there); it is recorded as a run of its
+    own, check-TIME, in the ledger.
+
+    Example: agl check my_run.yaml
+    """
+    from deployments.cli import read_config  # the command line imports this module
+
+    settings = read_config(config, {"ledger": ledger})
+    if deployment is not None:
+        rollout = settings.rollout.model_copy(update={"deployment": deployment})
+        settings = settings.model_copy(update={"rollout": rollout})
+    results: list[CheckResult] = []
+    try:
+        _run_checks(settings, Checks(results.append), canary=canary)
+    except AglError as error:
+        if not any(result.problem for result in results):
+            results.append(CheckResult("services of the run", 0.0, str(error)))
+    _answers.print(_table(results))
+    if any(result.problem for result in results):
+        raise typer.Exit(_FAILED)
+    _answers.print(f"Run {settings.run_id} can start: agl run {config}", soft_wrap=True)
+
+
+def check_deployment(deployment: str) -> None:
+    """Return if the shards of a run would be started on its work pool.
+
+    Raises:
+        ConfigError: They would not, or no server is named that could have the deployment.
+    """
+    from deployments.server import named_server
+
+    if not named_server():
+        raise ConfigError(
+            f"rollout.deployment {deployment}: set PREFECT_API_URL to the server that has it"
+        )
+    from flows.pool_check import check_pool
+
+    try:
+        asyncio.run(check_pool(deployment))
+    except AglError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _run_checks(settings: RunConfig, checks: Checks, *, canary: bool) -> None:
+    """Run checks until one fails.
+
+    Raises:
+        AglError: It did.
+    """
+    from deployments.cli import find_credentials
+
+    if settings.rollout.deployment is not None:
+        with checks("work pool starts shards"):
+            check_deployment(settings.rollout.deployment)
+    run = examine(settings, find_credentials(settings.s3), checks)
+    if run.ledger.exists():
+        with checks("run is the one in the ledger"):
+            run.ledger.start(run.record)  # writes nothing where there is one
+    if not (canary and settings.preflight.canary):
+        return
+    from deployments.server import connected_server
+
+    with ExitStack() as stack:
+        with checks("Prefect server answers"):
+            server = connected_server(_STATE_FOLDER / "prefect", run.algorithm.warm_up)
+            stack.enter_context(server)
+        from flows.check import check_services  # prefect reads its settings when imported
+
+        asyncio.run(check_services(run, checks))
+
+
+def _table(results: list[CheckResult]) -> Table:
+    table = Table("check", "result", "s")
+    for result in results:
+        text = Text(result.problem, style="red") if result.problem else Text("ok", style="green")
+        table.add_row(result.name, text, f"{result.seconds:.1f}")
+    return table

@@ -1,0 +1,187 @@
+"""`agl deploy` on a real server: what it makes, what it leaves alone, what it refuses."""
+
+import contextlib
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from agl_core.config import RunConfig
+from agl_core.errors import ConfigError
+from deployments.cli import app
+from tests.conftest import CALCULATOR
+from tests.e2e.deployed import Api
+
+SHARDS = "rollout-shard/rollout-shard"
+
+
+@pytest.fixture(scope="module")
+def api(prefect_api: str) -> Iterator[Api]:
+    with Api(prefect_api) as client:
+        yield client
+        client.remove_automations()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: an agent and a configuration, no prefect.yaml."""
+    found = tmp_path_factory.mktemp("mine")
+    (found / "my_agent.py").write_text("def solve(task, llm) -> float:\n    return 0.0\n")
+    values = yaml.safe_load((CALCULATOR / "run.yaml").read_text())
+    values |= {"run_id": "nightly-sums", "agent": "my_agent:solve"}
+    values["rollout"] = {"deployment": SHARDS}
+    (found / "run.yaml").write_text(yaml.safe_dump(values))
+    return found
+
+
+def deploy(folder: Path, *arguments: str) -> Result:
+    """In this process: Prefect alone takes two seconds to load."""
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("COLUMNS", "200")
+        return CliRunner().invoke(app, ["deploy", *arguments])
+
+
+def rows(done: Result) -> dict[str, str]:
+    """What became of each thing, by its name."""
+    assert done.exit_code == 0, done.exception
+    cells = [line.split("│")[2:4] for line in done.stdout.splitlines() if line.startswith("│")]
+    found: dict[str, str] = {}
+    for name, state in cells:
+        if name.strip():
+            found[name.strip()] = state.strip()
+        else:  # the cell above goes on
+            found[list(found)[-1]] += f" {state.strip()}"
+    return found
+
+
+def test_a_folder_is_deployed_once_and_then_found_as_it_should_be(api: Api, folder: Path):
+    arguments = ["run.yaml", "--train-pool", "gpu", "--shard-pool", "cpu", "--shard-limit", "8"]
+    arguments += ["--shard-folder", "/srv/agents", "--queue", "agents", "--on-dataset", "sums"]
+    planned = rows(deploy(folder, *arguments, "--dry-run"))
+    assert set(planned.values()) == {"created"}
+    assert httpx.get(f"{api.url}/work_pools/gpu").status_code == 404, "nothing was made"
+
+    made = rows(deploy(folder, *arguments))
+    assert made == planned
+    assert set(rows(deploy(folder, *arguments)).values()) == {"unchanged"}
+
+    run = api.get("/deployments/name/training-run/nightly-sums")
+    assert run["work_pool_name"] == "gpu"
+    assert run["work_queue_name"] == "agents"
+    assert run["job_variables"]["working_dir"] == str(folder)
+    assert run["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
+    assert run["global_concurrency_limit"]["limit"] == 1
+    config = RunConfig.model_validate(run["parameters"]["config"])
+    assert (config.run_id, config.agent) == ("nightly-sums", "my_agent:solve")
+    assert [schedule["active"] for schedule in run["schedules"]] == [False]
+
+    shards = api.get(f"/deployments/name/{SHARDS}")
+    assert shards["work_pool_name"] == "cpu"
+    assert shards["global_concurrency_limit"]["limit"] == 8
+    assert shards["job_variables"]["working_dir"] == "/srv/agents"
+    (pull,) = shards["pull_steps"]
+    assert list(pull.values()) == [{"directory": "/srv/agents"}]
+
+
+def test_a_changed_setting_updates_just_that(api: Api, folder: Path):
+    arguments = ["run.yaml", "--pool", "one"]
+    rows(deploy(folder, *arguments))
+    changed = rows(deploy(folder, *arguments, "--schedule", "30 1 * * *", "--pool-limit", "9"))
+    assert {name: state for name, state in changed.items() if state != "unchanged"} == {
+        "one": "updated: concurrency limit",
+        "training-run/nightly-sums: nightly": "updated: active, schedule",
+    }
+    off = rows(deploy(folder, *arguments, "--schedule", "off"))
+    assert [state for state in off.values() if state != "unchanged"] == ["updated: active"]
+    (schedule,) = api.get("/deployments/name/training-run/nightly-sums")["schedules"]
+    assert (schedule["active"], schedule["schedule"]["cron"]) == (False, "30 1 * * *")
+
+
+def test_what_was_switched_in_the_ui_stays(api: Api, folder: Path):
+    rows(deploy(folder, "run.yaml", "--pool", "one"))
+    (automation,) = automations(api, "agl-restart-training-runs")
+    httpx.patch(f"{api.url}/automations/{automation['id']}", json={"enabled": False})
+    again = rows(deploy(folder, "run.yaml", "--pool", "one", "--heartbeat", "30"))
+    assert again["agl-killed-flow-runs"] == "updated: trigger"
+    (automation,) = automations(api, "agl-restart-training-runs")
+    assert automation["enabled"] is False
+    httpx.patch(f"{api.url}/automations/{automation['id']}", json={"enabled": True})
+
+
+def automations(api: Api, name: str) -> list[dict[str, Any]]:
+    return api.post("/automations/filter", automations={"name": {"any_": [name]}})
+
+
+def test_prefects_own_deploy_gives_the_same_deployments(api: Api):
+    """`prefect.yaml` is the one list: either command finds the other's work done."""
+    root = Path.cwd()
+    rows(deploy(root))
+    command = [str(Path(sys.executable).with_name("prefect")), "--no-prompt", "deploy", "--all"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(rows(deploy(root)).values()) == {"unchanged"}
+
+
+def test_a_restart_passes_every_parameter_of_the_flow_on(api: Api, folder: Path):
+    from flows.training_run import training_run
+
+    (automation,) = automations(api, "agl-restart-training-runs")
+    (action,) = automation["actions"]
+    assert set(action["parameters"]) == set(inspect.signature(training_run.fn).parameters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--type", "nosuch", "--pool", "new"], "Prefect knows no work pools of type 'nosuch'"),
+        (["--type", "docker", "--pool", "one"], "work pool one is of type process, not docker: "),
+        (["run.yaml", "--pool-limit", "1"], "its shards wait for ever; raise it, or give shards "),
+        (["run.yaml", "--schedule", "daily"], "--schedule 'daily' is no cron expression: use five"),
+        (["missing.yaml"], "configuration missing.yaml does not exist"),
+        (["--ledger", "s3://bucket/x"], "name at least one"),
+        (["unimportable.yaml"], "cannot import 'nothing'"),
+        (["run.yaml", "run.yaml"], "two configurations have the run id nightly-sums: rename one"),
+        (["process.yaml", "--shard-pool", "cpu"], "the shards of in-process run in the training"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(folder: Path, arguments: list[str], message: str, api: Api):
+    rows(deploy(folder, "run.yaml", "--pool", "one"))
+    values = yaml.safe_load((folder / "run.yaml").read_text())
+    (folder / "unimportable.yaml").write_text(yaml.safe_dump(values | {"agent": "nothing:x"}))
+    in_process = values | {"run_id": "in-process", "rollout": {}}
+    (folder / "process.yaml").write_text(yaml.safe_dump(in_process))
+    error = deploy(folder, *arguments).exception
+    assert isinstance(error, ConfigError)
+    assert message in str(error)
+    assert "\n" not in str(error)
+
+
+def test_it_needs_a_server_that_answers(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    error = deploy(folder).exception
+    assert str(error).startswith("PREFECT_API_URL=http://127.0.0.1:9/api does not answer: ")
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    assert "(prefect server start) and set PREFECT_API_URL" in str(deploy(folder).exception)
+
+
+def test_the_command_itself_ends_with_status_2_and_teaches(folder: Path):
+    agl = [sys.executable, "-c", "from deployments.cli import main; main()", "deploy"]
+    env = os.environ | {"PYTHONPATH": str(Path.cwd()), "COLUMNS": "100"}
+    for arguments, status, said in [
+        (["none.yaml"], 2, "agl: configuration none.yaml does not exist\n"),
+        (["--help"], 0, "--on-dataset"),
+    ]:
+        done = subprocess.run(
+            [*agl, *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, said in done.stdout + done.stderr) == (status, True)
