@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from agl_core.config import RolloutSettings, RunConfig
+from tests.chaos.agents import Plan
 from tests.conftest import small_run
 
 MAX_ATTEMPTS = 3
@@ -71,3 +72,14 @@ def outcomes(ledger: Path, run_id: str, iteration: int = 0) -> list[dict[str, An
 def without(rows: Sequence[dict[str, Any]], indices: set[int]) -> list[dict[str, Any]]:
     """Return the rows of other rollouts."""
     return [row for row in rows if row["index"] not in indices]
+
+
+def chosen(ledger: Path, run_id: str, iteration: int, plan: Plan) -> dict[int, str]:
+    """Return how the training rollouts that a plan chooses are ill, by index."""
+    folder = ledger / "runs" / run_id / "iterations" / f"{iteration:06d}"
+    requests = pq.read_table(folder / "rollouts/train/requests.parquet").to_pylist()
+    return {
+        row["index"]: plan.kind_of(row["row"], row["sample"])
+        for row in requests
+        if plan.chooses(row["row"], row["sample"])
+    }
