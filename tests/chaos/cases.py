@@ -74,13 +74,17 @@ class World:
     pool: Callable[[], MortalPool]
     reference: dict[int, tuple[list[str], list[Any]]]
     """Digests and triplets of the undisturbed run, by the number of its iterations."""
+    iterations: int = 2
+    """Of each run."""
 
     def config(self, case: Case, **overrides: Any) -> RunConfig:
         ledger = overrides.pop("ledger", str(self.folder / "ledger"))
+        overrides["iterations"] = self.iterations
         return chaos_config(self.engine.url, ledger, case.run_id, **overrides)
 
-    def expected(self, iterations: int = 2) -> tuple[list[str], list[Any]]:
+    def expected(self) -> tuple[list[str], list[Any]]:
         """Return digests and triplets of the undisturbed run."""
+        iterations = self.iterations
         if iterations not in self.reference:
             ledger, run_id = self.folder / "ledger", f"undisturbed-{iterations}"
             config = chaos_config(self.engine.url, str(ledger), run_id, iterations=iterations)
@@ -110,11 +114,11 @@ class Disturbed:
 Injector = Callable[[World, Case], Disturbed]
 
 
-def play(world: World, case: Case) -> Result:
+def play(world: World, case: Case, inject: Injector | None = None) -> Result:
     """Run the case, resume it where it stopped, and say what is wrong with what it left."""
     expected_digests, expected_triplets = world.expected()
     started = time.monotonic()
-    end = KINDS[case.kind](world, case)
+    end = (inject or KINDS[case.kind])(world, case)
     problems: list[str] = []
     if end.error:
         if not re.search(end.reason or "$^", end.error):
@@ -162,9 +166,9 @@ def _check_failures(ledger: Path, case: Case, end: Disturbed, expected: list[Any
             yield f"iteration {iteration}: other rollouts than the failed ones are changed"
 
 
-def _at(case: Case, rng: random.Random) -> tuple[int, str]:
+def _at(world: World, case: Case, rng: random.Random) -> tuple[int, str]:
     """Return iteration and stage of the fault."""
-    return rng.randrange(2), case.stage
+    return rng.randrange(world.iterations), case.stage
 
 
 def _text(error: BaseException | None) -> str:
@@ -176,7 +180,7 @@ def kill_run(world: World, case: Case) -> Disturbed:
     rng = case.rng
     config = world.config(case)
     victim = Victim(config, world.folder / "victim.log")
-    at = _at(case, rng)
+    at = _at(world, case, rng)
     reached = victim.until(*at)
     time.sleep(rng.random() * _SECONDS.get(case.stage, 0.05))
     status = victim.kill()
@@ -237,7 +241,7 @@ def ill_model(*kinds: str, times: int | None = None) -> Injector:
 
     def inject(world: World, case: Case) -> Disturbed:
         rng = case.rng
-        at = _at(case, rng)
+        at = _at(world, case, rng)
         count = times or rng.choice((1, 2, ALWAYS))
         engine, hits = world.engine, [0]
         fault = seeded_fault(kinds, case.seed, 0.15 if count == ALWAYS else 0.4, count)
@@ -272,7 +276,7 @@ def ill_storage(*kinds: str) -> Injector:
 
     def inject(world: World, case: Case) -> Disturbed:
         rng = case.rng
-        at = _at(case, rng)
+        at = _at(world, case, rng)
         bucket = world.bucket()
         bucket.seed, bucket.share, bucket.hits = case.seed, rng.choice((0.2, 0.5, 0.8)), 0
 
@@ -312,7 +316,7 @@ def _later(action: Callable[[], Any]) -> Generator[Callable[[float], None]]:
 def kill_server(world: World, case: Case) -> Disturbed:
     """SIGKILL of the Prefect server, which is back after a second or more."""
     rng = case.rng
-    at, server, hits = _at(case, rng), world.server(), [0]
+    at, server, hits = _at(world, case, rng), world.server(), [0]
 
     def kill_and_restart() -> None:
         server.kill()
@@ -336,7 +340,7 @@ def kill_on_pool(what: str) -> Injector:
 
     def inject(world: World, case: Case) -> Disturbed:
         rng = case.rng
-        at, pool, hits = _at(case, rng), world.pool(), [0]
+        at, pool, hits = _at(world, case, rng), world.pool(), [0]
         world.engine.delay_seconds = 0.2
 
         def strike() -> None:
@@ -395,7 +399,7 @@ KINDS: dict[str, Injector] = {
 }
 
 
-REASONS = (
+REASONS: tuple[str, ...] = (
     "no agent runs",
     "no rollout asks the model server",
     "no shard runs",
