@@ -7,25 +7,27 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
 from agl_core.errors import ConfigError
-from agl_core.types.outcome import FailureKind
+from agl_core.failures import FailureSettings
+from agl_core.settings import Settings as _Settings
 
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 
-class _Settings(BaseModel):
-    # A ledger in JSON cannot hold NaN or infinity.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
 SettingsT = TypeVar("SettingsT", bound=_Settings)
+
+
+_MOVED = {
+    "max_attempts": "failures.<kind>.attempts",
+    "retry": "failures.<kind>.attempts (1 for a kind that is not tried again)",
+    "retry_delay_seconds": "failures.<kind>.delay_seconds",
+}
+"""Former settings of `rollout`, and where each is now."""
 
 
 class RolloutSettings(_Settings):
@@ -33,15 +35,15 @@ class RolloutSettings(_Settings):
 
     timeout_seconds: float = Field(default=120.0, gt=0)
     """Deadline of one attempt."""
-    max_attempts: int = Field(default=2, ge=1)
-    """Tries of one rollout; only the kinds in `retry` are tried again."""
-    retry: tuple[FailureKind, ...] = (FailureKind.INFRA_ERROR, FailureKind.TIMEOUT)
-    """Kinds of failure that another attempt may get right."""
-    retry_delay_seconds: float = Field(default=1.0, ge=0)
     concurrency: int = Field(default=32, ge=1)
     """Rollouts at once in one shard."""
-    shard_size: int = Field(default=512, ge=1, le=4096)
-    """Rollouts of one shard."""
+    shard_size: int | None = Field(default=None, ge=1, le=4096)
+    """Rollouts of one shard; None sizes shards by what earlier ones took."""
+    max_shards: int = Field(default=32, ge=1)
+    """Shards of one set on a work pool at once, at most; give what its workers can run."""
+    max_in_flight: int | None = Field(default=None, ge=1)
+    """Rollouts at once over all shards, as many as the model server bears; None for `concurrency`
+    in each shard."""
     deployment: str | None = None
     """Deployment of the flow `rollout-shard` that runs the shards on its work pool, for example
     `rollout-shard/rollout-shard`; None runs them in the training process."""
@@ -54,13 +56,12 @@ class RolloutSettings(_Settings):
     max_leaked_threads: int = Field(default=8, ge=0)
     """Sync agents past their deadline that may still run before the shard stops."""
 
-    @field_validator("retry")
+    @model_validator(mode="before")
     @classmethod
-    def _is_tried_again(cls, kinds: tuple[FailureKind, ...]) -> tuple[FailureKind, ...]:
-        for kind in (FailureKind.SUCCEEDED, FailureKind.CANCELLED):
-            if kind in kinds:
-                raise ValueError(f"an attempt that ended as {kind} is never tried again")
-        return kinds
+    def _names_the_new_place(cls, values: Any) -> Any:
+        for name in _MOVED.keys() & (values if isinstance(values, dict) else {}):
+            raise ValueError(f"{name} is set for each kind of failure now: {_MOVED[name]}")
+        return values
 
 
 class ServingSettings(_Settings):
@@ -130,11 +131,16 @@ class RunConfig(_Settings):
     algorithm: VerlSettings
     seed: int = Field(default=1, ge=0)
     rollout: RolloutSettings = RolloutSettings()
+    failures: FailureSettings = FailureSettings()
+    """What follows a failed rollout."""
     serving: ServingSettings = ServingSettings()
     min_group_size: int = Field(default=2, ge=2)
     """Groups with fewer finished rollouts are filtered: an advantage needs something to compare
     with.
     """
+    max_automatic_starts: int = Field(default=5, ge=0)
+    """Starts by automations in a row, without a newly committed iteration between them, before
+    one is refused."""
     pass_reward: float = 1.0
     """A rollout passes where its reward is at least this."""
     control: Literal["none", "shuffled_rewards"] = "none"

@@ -5,12 +5,15 @@
     +-- LedgerError      (RuntimeError)       the record is missing, broken, or cannot be written
     |   +-- ConflictError (FileExistsError)   a write-once key exists with other content
     |   +-- LedgerUnreachableError            its store does not answer; also a TransientError
+    |   +-- LeaseLostError                    another process carries the run on
     +-- StoreError       (ValueError)         a store refused what it was asked
     +-- TraceError       (ValueError)         spans that cannot become training data
     +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
     +-- TransientError   (ConnectionError)    another try may work
     +-- TrainerError     (RuntimeError)       the update step
-    +-- RolloutFailed    (RuntimeError)       one attempt that did not succeed; carries its kind
+    +-- RunCancelled     (RuntimeError)       someone ended the run or a part of it
+    +-- IterationStopped (RuntimeError)       too many rollouts failed, by the run's own limits
+    +-- RolloutFailed    (RuntimeError)       one attempt that did not succeed
 
 Each takes a message plus fields with defaults, so that it survives pickling between processes.
 """
@@ -40,6 +43,19 @@ class LedgerUnreachableError(LedgerError, TransientError):
     """The ledger's store does not answer, or asks to come again."""
 
 
+class LeaseLostError(LedgerError):
+    """Another process carries the run on; this one must record nothing more."""
+
+
+class RunCancelled(AglError, RuntimeError):  # noqa: N818 - someone's wish, no error
+    """A run, an iteration or a shard was cancelled; it goes on where the ledger ends."""
+
+    def __init__(self, message: str = "", *, interrupted: bool = False) -> None:
+        super().__init__(message)
+        self.interrupted = interrupted
+        """Whether this process was told to end, by Ctrl-C for example."""
+
+
 class StoreError(AglError, ValueError):
     """A store cannot do what it was asked: no such record, or a transition that is not legal."""
 
@@ -56,10 +72,14 @@ class TrainerError(AglError, RuntimeError):
     """The update step failed."""
 
 
+class IterationStopped(AglError, RuntimeError):  # noqa: N818 - the run's limits are kept
+    """Rollouts failed in a way, or so often, that the run's settings say to stop."""
+
+
 class RolloutFailed(AglError, RuntimeError):  # noqa: N818 - the outcome it carries is the news
     """One attempt at a rollout did not succeed; the task run that made it ends in this."""
 
-    def __init__(self, message: str = "", kind: str = "") -> None:
+    def __init__(self, message: str = "", retry_seconds: float | None = None) -> None:
         super().__init__(message)
-        self.kind = kind
-        """The `FailureKind` value of the attempt."""
+        self.retry_seconds = retry_seconds
+        """Seconds to wait before another attempt; None where there is none."""

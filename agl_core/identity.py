@@ -44,15 +44,18 @@ def base_model(folder: str) -> BaseModelRecord:
 
 
 def code(agent: str) -> dict[str, Any]:
-    """Return the commit of the working tree, the agent's source digest and this package's
-    version.
+    """Return the commit of the agent's working tree, the agent's source digest and this package's
+    version; None where there is no repository.
     """
     module = importlib.util.find_spec(agent.partition(":")[0])
     origin = Path(module.origin) if module and module.origin else None
+    folder = origin.parent if origin else Path.cwd()
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", ":(top)*.py")
     return {
         "agent_sha256": hashlib.sha256(origin.read_bytes()).hexdigest() if origin else None,
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_commit": _git(folder, "rev-parse", "HEAD"),
+        # Of Python files: other files of the tree are no code, or in the identity by digest.
+        "git_dirty": None if changes is None else bool(changes),
         "package_version": importlib.metadata.version("agl-prefect"),
     }
 
@@ -81,10 +84,11 @@ def _licence(folder: Path) -> str:
     return "unknown"
 
 
-def _git(*arguments: str) -> str | None:
-    """Return what git says of the working directory, or None outside a repository."""
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git says of a folder, or None outside a repository."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

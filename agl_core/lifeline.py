@@ -34,6 +34,11 @@ class ChildProcess:
         """Whether the command still runs."""
         return self._guard.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Process id of the guard, the parent of the command."""
+        return self._guard.pid
+
     def log_tail(self, lines: int = 15) -> str:
         """Return the last lines of the command's output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

@@ -41,16 +41,22 @@ class PreparedRun:
         return self.algorithm.state_type.model_validate(state)
 
 
-def prepare_run(config: RunConfig, credentials: S3Credentials | None = None) -> PreparedRun:
+def prepare_run(
+    config: RunConfig,
+    credentials: S3Credentials | None = None,
+    *,
+    allow_changed: bool = False,
+) -> PreparedRun:
     """Check the configuration and write the run's identity, or find the one that is there.
 
     Args:
         config: What to train.
         credentials: Those that `config.s3` names.
+        allow_changed: Go on with a run that exists with another identity; manifests will say so.
 
     Raises:
         ConfigError: Something is wrong with the configuration, the data, the agent or the model, or
-            the run exists with another identity.
+            the run exists with another identity, or a living process carries it on.
         UpstreamError: `serving.url` does not answer, or not with a chat completion.
         LedgerError: The ledger cannot be written.
     """
@@ -68,6 +74,7 @@ def prepare_run(config: RunConfig, credentials: S3Credentials | None = None) -> 
     start_state = algorithm.start(base.policy, inputs["train"], inputs.get("val"))
     ledger = open_run(config.ledger, config.run_id, access)
     conditional_put = ledger.storage.probe()
+    ledger.starts.refuse_if_held()
     datasets = {name: ledger.dataset(name, rows) for name, rows in inputs.items()}
     record = RunRecord(
         run_id=config.run_id,
@@ -79,7 +86,8 @@ def prepare_run(config: RunConfig, credentials: S3Credentials | None = None) -> 
         conditional_put=conditional_put,
         created=time.time(),
     )
-    recorded = ledger.start(record, datasets.values())
+    recorded = ledger.start(record, datasets.values(), allow_changed=allow_changed)
+    ledger.code = record.code
     return PreparedRun(config, ledger, _as_of_now(recorded, record), algorithm, inputs, start_state)
 
 

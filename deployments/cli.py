@@ -19,7 +19,7 @@ from agl_core import progress
 from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig, S3Settings, check_settings
 from agl_core.dataset import publish_dataset
-from agl_core.errors import AglError, ConfigError
+from agl_core.errors import AglError, ConfigError, RunCancelled
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.ledger.storage import open_storage
@@ -67,6 +67,9 @@ def run(
     model: Annotated[
         Path | None, typer.Option(help="Train this Hugging Face folder instead of the file's.")
     ] = None,
+    allow_changed: Annotated[
+        bool, typer.Option(help="Go on with a run whose config, data or code changed; record it.")
+    ] = False,
 ) -> None:
     """Train an agent; a run that was interrupted goes on where its ledger ends.
 
@@ -78,7 +81,7 @@ def run(
     if model is not None:
         settings = with_model(settings, model)
     try:
-        prepared = prepare_run(settings, _credentials(settings.s3))
+        prepared = prepare_run(settings, _credentials(settings.s3), allow_changed=allow_changed)
     except AglError as error:  # whatever it is, nothing has been started
         raise ConfigError(str(error)) from error
     storage = prepared.ledger.storage
@@ -92,7 +95,7 @@ def run(
             "(make demo RUN=NAME)."
         )
         return
-    from deployments.server import connected_server, drain
+    from deployments.server import connected_server
 
     display = RunDisplay(
         _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
@@ -103,28 +106,43 @@ def run(
         connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
-        from prefect.exceptions import TerminationSignal
-
-        from flows.training_run import training_run
-
-        started = datetime.now(UTC)
-
-        async def run_and_drain() -> bool:
-            try:
-                await training_run(settings)
-            except Exception:
-                # A server of ours stops next; what is still on its way there would be lost.
-                await drain(started, deadline_seconds=_FAILED_DRAIN_SECONDS)
-                raise
-            return await drain(started)
-
-        try:
-            is_drained = asyncio.run(run_and_drain())
-        except TerminationSignal as error:
-            raise KeyboardInterrupt from error
-        if not is_drained:
+        if not _train(settings, allow_changed=allow_changed):
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
     _show(prepared.ledger, settings.run_id)
+
+
+def _train(settings: RunConfig, *, allow_changed: bool) -> bool:
+    """Run the flow in this process; say whether the server recorded everything in time.
+
+    Raises:
+        KeyboardInterrupt: This process was told to end.
+        RunCancelled: The run was cancelled in the UI or by the API.
+    """
+    from prefect.exceptions import TerminationSignal
+
+    from deployments.server import drain
+    from flows.training_run import training_run
+
+    started = datetime.now(UTC)
+
+    async def run_and_drain() -> bool:
+        try:
+            await training_run(settings, allow_changed=allow_changed)
+        except Exception as error:
+            if not (isinstance(error, RunCancelled) and error.interrupted):
+                # A server of ours stops next; what is still on its way there would be lost.
+                await drain(started, deadline_seconds=_FAILED_DRAIN_SECONDS)
+            raise
+        return await drain(started)
+
+    try:
+        return asyncio.run(run_and_drain())
+    except TerminationSignal as error:
+        raise KeyboardInterrupt from error
+    except RunCancelled as error:
+        if error.interrupted:
+            raise KeyboardInterrupt from error
+        raise RunCancelled(f"{error}; the same command goes on where the ledger ends") from error
 
 
 @app.command()

@@ -1,22 +1,24 @@
-"""How a flow ends that cannot go on: Failed, with the error's own sentence as the message."""
+"""How a flow ends that cannot go on: Failed or Cancelled, with our own sentence as the message."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import get_run_logger
-from prefect.states import Failed
+from prefect.states import Cancelled, Failed
 
-from agl_core.errors import AglError, ConfigError
+from agl_core.errors import AglError, ConfigError, RunCancelled
+from flows.cancellation import until_cancelled
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 def fails_in_one_sentence(
-    function: Callable[Parameters, Awaitable[Result]],
-) -> Callable[Parameters, Awaitable[Result]]:
-    """Let errors of ours fail the flow with their message alone; the caller still gets the error.
+    function: Callable[Parameters, Coroutine[Any, Any, Result]],
+) -> Callable[Parameters, Coroutine[Any, Any, Result]]:
+    """Let errors of ours fail the flow with their message alone, and a cancellation of its run end
+    it as Cancelled; the caller still gets the error.
 
     Prefect's own message would begin with "Flow run encountered an exception", its log with a
     traceback.
@@ -25,7 +27,9 @@ def fails_in_one_sentence(
     @wraps(function)
     async def flow_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
         try:
-            return await function(*args, **kwargs)
+            return await until_cancelled(function(*args, **kwargs))
+        except RunCancelled as error:
+            return Cancelled(message=str(error), data=error)
         except AglError as error:
             if not isinstance(error, ConfigError):  # whose sentence says it all
                 get_run_logger().info("where it failed", exc_info=error)

@@ -7,6 +7,7 @@ from agl_core import progress
 from agl_core.types.training import PolicyRef
 from flows.failure import fails_in_one_sentence
 from flows.fan_out import roll_out
+from flows.patience import patiently
 from tasks import context
 from tasks.adapt import adapt
 from tasks.collect import collect
@@ -30,7 +31,12 @@ async def training_iteration(ref: IterationRef) -> str:
     repeated.
 
     Inside `training_run` it uses that run's services; started on its own (a retry, say), it opens
-    the run from its ledger and rebuilds the update worker from the last checkpoint.
+    the run from its ledger and rebuilds the update worker from the last checkpoint. Failed rollouts
+    of stages that are not recorded then run again, as unfinished ones do.
+
+    Raises:
+        ConfigError: Started on its own: the iteration is committed, or not the next one.
+        RunCancelled: It was cancelled.
     """
     show_logs()
     async with context.opened_for(ref):
@@ -48,7 +54,7 @@ async def training_iteration(ref: IterationRef) -> str:
         await evaluate(ref, read_state(ref.open(), "export"), "rollout_new", "evaluate")
 
         key = commit(ref, {"flow_run_id": flow_run.id})
-        await report(ref)
+        await patiently(lambda: report(ref))
         progress.report(progress.IterationCommitted(read_manifest(ref)))
         return key
 

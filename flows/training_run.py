@@ -1,6 +1,7 @@
 """N iterations of one run, continued from where the ledger ends."""
 
 import logging
+from functools import partial
 
 from prefect import flow, tags
 from prefect.runtime import flow_run
@@ -11,6 +12,7 @@ from agl_core.config import RunConfig, check_settings
 from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.terminal import plain_line
 from flows.failure import fails_in_one_sentence
+from flows.patience import patiently
 from flows.training_iteration import training_iteration
 from tasks import context
 from tasks.context import IterationRef
@@ -44,7 +46,11 @@ def _run_id() -> str:
 @flow(name="training-run", flow_run_name=_run_id, persist_result=False)
 @fails_in_one_sentence
 async def training_run(
-    config: RunConfig, train_data: str | None = None, new_run: bool = False
+    config: RunConfig,
+    train_data: str | None = None,
+    new_run: bool = False,
+    automatic: bool = False,
+    allow_changed: bool = False,
 ) -> RunSummary:
     """Train until the algorithm is done; committed iterations are found and not repeated.
 
@@ -53,14 +59,20 @@ async def training_run(
         train_data: Train on this dataset instead of the configuration's (for event triggers).
         new_run: Make each scheduled or triggered start a run of its own: its scheduled time is
             appended to the run id. Started again (a retry), it is the same run.
+        automatic: An automation starts it; such starts are counted and, beyond
+            `config.max_automatic_starts` in a row, refused.
+        allow_changed: Go on although configuration, data or code differ from what the run began
+            with; the manifests say so from then on.
 
     Raises:
-        ConfigError: The configuration cannot be used, or the run exists with another one.
+        ConfigError: The configuration cannot be used, the run exists with another one, a living
+            process carries it on, or automations started it too often.
+        RunCancelled: The run was cancelled, in the UI for example.
     """
     show_logs()
     changes = {"run_id": _run_id()} | ({"train_data": train_data} if train_data else {})
     config = check_settings(RunConfig, config.model_dump() | changes)
-    run = prepare_run(config, s3_credentials(config.s3))
+    run = prepare_run(config, s3_credentials(config.s3), allow_changed=allow_changed)
     committed = run.ledger.committed()
     logger.info(
         "run=%s ledger=%s/%s: %d iterations, %d of them committed before",
@@ -74,9 +86,9 @@ async def training_run(
         progress.report(progress.IterationCommitted(run.ledger.manifest(number)))
     with tags(run.ledger.run_id):
         if not run.algorithm.done(run.state_after(committed)):
-            async with context.opened(run):
+            async with context.opened(run, automatic=automatic):
                 committed = await _iterate(run, committed)
-        await plot(run.ledger)
+        await patiently(lambda: plot(run.ledger))
     return RunSummary(run_id=run.ledger.run_id, ledger=run.ledger.storage.uri, iterations=committed)
 
 
@@ -89,7 +101,7 @@ async def _iterate(run: PreparedRun, committed: int) -> int:
             run_id=run.ledger.run_id,
             iteration=committed,
         )
-        await training_iteration(ref)
+        await patiently(partial(training_iteration, ref))
         logger.info("%s", plain_line(run.ledger.manifest(committed)))
         committed += 1
     return committed

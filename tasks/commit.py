@@ -16,7 +16,9 @@ def commit(ref: IterationRef, prefect: dict[str, Any]) -> str:
     iteration = ref.open()
     if not iteration.storage.exists(iteration.manifest_key):
         progress.report(progress.StageStarted(ref.iteration, "commit"))
-        ledger_commit.commit(iteration, context.current().run.record, prefect)
+        run = context.current().run
+        changed = [item for change in run.ledger.changes() for item in change.differences]
+        ledger_commit.commit(iteration, run.record, prefect, changed)
     return iteration.manifest_key
 
 

@@ -11,13 +11,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.config import S3Settings
-from agl_core.errors import LedgerError
-from agl_core.ledger.run import open_run
+from agl_core.errors import ConfigError, LeaseLostError, LedgerError, RunCancelled
+from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.stages import IterationLedger
+from agl_core.ledger.starts import EndReason, RunLease
 from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.serving.launch import ModelServer
 from tasks.credentials import s3_credentials
@@ -53,28 +56,75 @@ class RunContext:
 
     run: PreparedRun
     server: ModelServer
+    runs_failed_again: bool
+    """Whether failed rollouts of stages without a record run again, not only unfinished ones."""
 
 
 _context: ContextVar[RunContext | None] = ContextVar("agl_run_context", default=None)
 
 
 @asynccontextmanager
-async def opened(run: PreparedRun) -> AsyncGenerator[None]:
-    """Start a run's model server and make its services available to the enclosed flows and tasks.
+async def opened(
+    run: PreparedRun, *, automatic: bool = False, is_retry: bool = False
+) -> AsyncGenerator[None]:
+    """Take the run over, start its model server and make its services available to the enclosed
+    flows and tasks.
+
+    Args:
+        run: What to carry on.
+        automatic: An automation started it.
+        is_retry: Run failed rollouts again, as after a start that failed.
 
     Raises:
+        ConfigError: A living process carries the run on, or automations started it too often.
+        LeaseLostError: Another process took it over meanwhile.
         UpstreamError: The model server did not start.
     """
     config = run.config
     folder = _STATE_FOLDER / "runs" / config.run_id
     base = run.start_state.policy
-    with await asyncio.to_thread(ModelServer.start, config.serving, base, folder) as server:
-        token = _context.set(RunContext(run, server))
-        try:
-            yield
-        finally:
-            _context.reset(token)
-            run.algorithm.close()
+    async with _held(run, automatic=automatic) as lease:
+        with await asyncio.to_thread(ModelServer.start, config.serving, base, folder) as server:
+            token = _context.set(
+                RunContext(run, server, is_retry or lease.ended_before == "failed")
+            )
+            try:
+                yield
+            finally:
+                _context.reset(token)
+                run.algorithm.close()
+
+
+@asynccontextmanager
+async def _held(run: PreparedRun, *, automatic: bool) -> AsyncGenerator[RunLease]:
+    """Hold the run's lease; cancel the enclosed code if another process takes over."""
+    ledger = run.ledger
+    lease = await asyncio.to_thread(
+        ledger.starts.begin,
+        committed=ledger.committed(),
+        max_automatic=run.config.max_automatic_starts,
+        automatic=automatic,
+        flow_run_id=flow_run.id,
+        flow_run_name=flow_run.name,
+    )
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    ledger.lease = lease
+    reason: EndReason = "failed"
+    try:
+        await asyncio.to_thread(lease.keep, lambda: loop.call_soon_threadsafe(task.cancel))
+        yield lease
+        reason = "done"
+    except (asyncio.CancelledError, KeyboardInterrupt, TerminationSignal, RunCancelled) as error:
+        reason = "cancelled"
+        if lease.is_lost:
+            raise LeaseLostError(
+                f"run {ledger.run_id!r} was taken over by another process; this one stopped"
+            ) from error
+        raise
+    finally:
+        ledger.lease = None
+        lease.end(reason)
 
 
 @asynccontextmanager
@@ -82,16 +132,38 @@ async def opened_for(ref: IterationRef) -> AsyncGenerator[None]:
     """Use the services of the run that is open here; open the iteration's run where none is.
 
     Raises:
-        ConfigError: There is no such run, or it cannot be opened on this machine.
+        ConfigError: There is no such run, it cannot be opened on this machine, or the iteration is
+            not the next one to be committed.
     """
     if _context.get() is not None:
         yield
         return
     credentials = s3_credentials(ref.s3)
-    record = open_run(ref.ledger, ref.run_id, S3Access(ref.s3, credentials)).record()
-    config = record.config.model_copy(update={"ledger": ref.ledger, "s3": ref.s3})
-    async with opened(prepare_run(config, credentials)):
+    ledger = open_run(ref.ledger, ref.run_id, S3Access(ref.s3, credentials))
+    config = ledger.record().config.model_copy(update={"ledger": ref.ledger, "s3": ref.s3})
+    _check_open(ledger, ref.iteration)
+    async with opened(prepare_run(config, credentials), is_retry=True):
         yield
+
+
+def _check_open(ledger: RunLedger, iteration: int) -> None:
+    """Refuse to run an iteration that is committed, or whose turn has not come.
+
+    Raises:
+        ConfigError: It is not the next one; the message says what can be done instead.
+    """
+    committed = ledger.committed()
+    if iteration < committed:
+        raise ConfigError(
+            f"iteration {iteration} of run {ledger.run_id!r} is committed and cannot be retried. "
+            "Two ways go on from it: a replay (adapt, batch and update again from its recorded "
+            "spans, in a new run that names this one as its parent) or a revision of the iteration"
+        )
+    if iteration > committed:
+        raise ConfigError(
+            f"iteration {iteration} of run {ledger.run_id!r} cannot run yet: iteration "
+            f"{committed} is not committed"
+        )
 
 
 def current() -> RunContext:

@@ -17,15 +17,18 @@ async def is_transient(task: Any, task_run: Any, state: Any) -> bool:
     return isinstance(error, TransientError | UpstreamError)
 
 
-def retries_kinds(kinds: frozenset[str]) -> Any:
-    """Return the retry condition that tries failed rollouts of some kinds again."""
+async def has_another_attempt(task: Any, task_run: Any, state: Any) -> bool:
+    """Say whether a rollout is tried again, and when (Prefect's retry condition).
 
-    async def condition(task: Any, task_run: Any, state: Any) -> bool:
-        del task, task_run
-        error = await state.aresult(raise_on_failure=False)
-        return isinstance(error, RolloutFailed) and error.kind in kinds
-
-    return condition
+    Prefect knows one delay for a task, whatever failed: the task of each rollout is a copy of its
+    own, and is given the delay that Prefect reads next.
+    """
+    del task_run
+    error = await state.aresult(raise_on_failure=False)
+    if not isinstance(error, RolloutFailed) or error.retry_seconds is None:
+        return False
+    task.retry_delay_seconds = error.retry_seconds
+    return True
 
 
 # Prefect's cache and result storage are off: the ledger alone says what is done.

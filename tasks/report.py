@@ -1,12 +1,23 @@
 """Artifacts in the Prefect UI, drawn from the manifest; the ledger stays the record."""
 
+import logging
+from collections.abc import Mapping, Sequence
+
 from prefect.artifacts import acreate_markdown_artifact
+from prefect.utilities.urls import url_for
 
 from agl_core.ledger.manifest import Manifest, RewardSummary
-from agl_core.types.outcome import Coverage
+from agl_core.runner.failed import FailedRollout
+from agl_core.runner.shard import Shard
+from agl_core.types.outcome import Coverage, FailureKind
 from tasks.commit import read_manifest
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
+
+logger = logging.getLogger(__name__)
+
+_MAX_CELL = 300
+"""Characters of a message that are shown in a table; the record has all."""
 
 
 @ledger_task(name="report", task_run_name="report")
@@ -17,6 +28,59 @@ async def report(ref: IterationRef) -> None:
         markdown=iteration_report(read_manifest(ref), ref.ledger),
         description=f"iteration {ref.iteration}",
     )
+
+
+async def show_failed(shard: Shard) -> None:
+    """Show a shard's failed rollouts as a page of its flow run, if there are any."""
+    if not shard.failed:
+        return
+    try:
+        await acreate_markdown_artifact(
+            key=f"{shard.ref.run_id}-failed-rollouts",
+            markdown=failed_report(shard.failed, shard.kinds()),
+            description=shard.ref.name,
+        )
+    except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
+        logger.warning("shard=%s could not show its failures: %s", shard.ref.name, error)
+
+
+def failed_report(failed: Sequence[FailedRollout], kinds: Mapping[str, int]) -> str:
+    """Return the rollouts that failed as markdown, each with a link to its task run.
+
+    Args:
+        failed: The first ones.
+        kinds: All rollouts by how they ended.
+    """
+    counts = {kind: count for kind, count in kinds.items() if kind != FailureKind.SUCCEEDED.value}
+    lines = [
+        "# Failed rollouts",
+        *(f"- {kind}: {count}" for kind, count in sorted(counts.items())),
+        "",
+        f"The first {len(failed)} of {sum(counts.values())}; log lines are on the page of the task "
+        "run.",
+        "",
+        "| rollout | kind | attempts | message | last span | |",
+        "|---|---|---|---|---|---|",
+        *(_failed_row(rollout) for rollout in failed),
+    ]
+    return "\n".join(lines)
+
+
+def _failed_row(rollout: FailedRollout) -> str:
+    url = url_for("task-run", obj_id=rollout.task_run) if rollout.task_run else None
+    link = f"[task run]({url})" if url else ""
+    return (
+        f"| {rollout.rollout_id} | {rollout.kind} | {rollout.attempts} | "
+        f"{_cell(rollout.message)} | {_cell(rollout.last_span)} | {link} |"
+    )
+
+
+def _cell(text: str) -> str:
+    """Return a text as code of a table's cell: an agent decides what it says."""
+    line = " ".join(text.replace("`", "'").replace("|", "\\|").split())
+    if not line:
+        return ""
+    return f"`{line[:_MAX_CELL]}...`" if len(line) > _MAX_CELL else f"`{line}`"
 
 
 def iteration_report(manifest: Manifest, ledger: str) -> str:
@@ -52,6 +116,7 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         "## Record",
         f"- manifest: `{folder}/manifest.json`",
         f"- content digest: `{manifest.content_digest}`",
+        *(f"- changed since the run began: {difference}" for difference in manifest.changed),
         f"- {len(manifest.files)} files, "
         f"{sum(file.size_bytes for file in manifest.files) / 1e6:.1f} MB",
         f"- {manifest.cost.model_calls} model calls, {manifest.cost.prompt_tokens} prompt and "

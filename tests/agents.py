@@ -1,6 +1,9 @@
 """Agents that tests run; each is an ordinary function, as a user would write it."""
 
+import asyncio
+import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
@@ -49,4 +52,54 @@ def fails_on_last_sample(task: dict[str, Any], llm: LLM, rollout: AttemptedRollo
     return float(len(text))
 
 
-__all__ = ["asks_once", "calculator", "fails_by_sample", "fails_on_last_sample"]
+logger = logging.getLogger(__name__)
+
+
+def fails_and_logs(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -> float | None:
+    """Ends as its task says, in a thread; an `infra_error` succeeds when it is tried again."""
+    _ask(task, llm)
+    number = rollout.attempt.sequence_id
+    logger.info("attempt %d of %s", number, rollout.rollout_id)
+    logging.getLogger("tests_library").warning("a library warns %s", rollout.rollout_id)
+    match task["ends"]:
+        case "agent_error":
+            raise ValueError("the agent gave | up")
+        case "infra_error" if number == 1:
+            raise ConnectionError("lost")
+        case "no_reward":
+            return None
+        case "chatty":
+            for line in range(300):
+                logger.info("line %d", line)
+    return 1.0
+
+
+async def fails_and_logs_in_the_loop(
+    task: dict[str, Any], llm: LLM, rollout: AttemptedRollout
+) -> float | None:
+    """The same in the event loop, without a model call where it fails."""
+    logger.info("attempt %d of %s", rollout.attempt.sequence_id, rollout.rollout_id)
+    if task["ends"] != "succeeded":
+        raise ValueError("the agent gave up")
+    await asyncio.to_thread(_ask, task, llm)
+    return 1.0
+
+
+def waits_at_a_gate(task: dict[str, Any], llm: LLM, rollout: AttemptedRollout) -> float:
+    """Works until the file exists that its task names; leaves a file that says that it does."""
+    gate = Path(task["gate"])
+    (gate.parent / f"waiting-{rollout.attempt.attempt_id}").touch()
+    text = _ask(task, llm)
+    while not gate.exists():
+        time.sleep(0.1)
+    return float(len(text) + (rollout.metadata or {})["sample"])
+
+
+__all__ = [
+    "asks_once",
+    "calculator",
+    "fails_and_logs",
+    "fails_and_logs_in_the_loop",
+    "fails_by_sample",
+    "fails_on_last_sample",
+]

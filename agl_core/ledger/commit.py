@@ -2,6 +2,7 @@
 digest.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.compute as pc
@@ -9,7 +10,7 @@ import pyarrow.compute as pc
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.digest import json_digest, table_digest
-from agl_core.ledger.manifest import Cost, Manifest, RewardSummary
+from agl_core.ledger.manifest import Cost, Difference, Manifest, RewardSummary
 from agl_core.ledger.run import RunRecord
 from agl_core.ledger.stages import STAGES, IterationLedger, StageRecord
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, TRIPLETS
@@ -22,16 +23,23 @@ _TRIPLET_COLUMNS = ("index", "call_index", "prompt_ids", "response_ids", "logpro
 _BATCH_COLUMNS = ("row", "index", "group", "response_mask", "reward", "drop_reason")
 
 
-def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) -> Manifest:
+def commit(
+    iteration: IterationLedger,
+    run: RunRecord,
+    prefect: dict[str, Any],
+    changed: Sequence[Difference] = (),
+) -> Manifest:
     """Write the manifest of an iteration whose stages have all finished.
 
     Args:
         iteration: The iteration.
         run: Identity of its run.
         prefect: Ids of the Prefect runs, for `observed`.
+        changed: What starts of the run were allowed to change.
 
     Raises:
         LedgerError: A rollout is unaccounted for, or a stage has no record.
+        LeaseLostError: Another process carries the run on.
         ConflictError: The iteration was committed by another process.
     """
     records = [record for name in STAGES if (record := iteration.record(name))]
@@ -53,6 +61,7 @@ def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) 
         run_id=run.run_id,
         iteration=iteration.iteration,
         identity=run.model_dump(mode="json", exclude={"created"}),
+        changed=tuple(changed),
         policy_in=policy_in,
         policy_out=policy_out if policy_out != policy_in else None,
         state=state,
@@ -72,6 +81,7 @@ def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) 
             },
         },
     )
+    iteration.check_lease()
     files.put_json(iteration.storage, iteration.manifest_key, manifest.model_dump(mode="json"))
     return manifest
 

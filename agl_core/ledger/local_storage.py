@@ -53,6 +53,22 @@ class LocalStorage:
         with path.open("rb") as source:
             self._publish(key, lambda file: shutil.copyfileobj(source, file, 1 << 20))
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Write a key that may change; it is always whole, and not synced to disk."""
+        path = self._path(key)
+        temporary = path.parent / f".writing-{uuid.uuid4().hex}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(data)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise LedgerError(
+                f"ledger {self.uri}: cannot write {key}: {error.strerror}{_next_step(error)}"
+            ) from error
+
     def exists(self, key: str) -> bool:
         """Say whether the key has been written."""
         return self._path(key).is_file()

@@ -44,6 +44,19 @@ class Cost(BaseModel):
     stage_seconds: dict[str, float]
 
 
+class Difference(BaseModel):
+    """One thing that a start found otherwise than it is recorded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.was!r}, now {self.now!r}"
+
+
 class Manifest(BaseModel):
     """One committed iteration."""
 
@@ -56,6 +69,8 @@ class Manifest(BaseModel):
     """Config, seed, dataset digests, base model with licence, tokenizer and chat template, code,
     packages.
     """
+    changed: tuple[Difference, ...] = ()
+    """What starts up to this iteration were allowed to change, oldest first."""
     policy_in: PolicyRef
     policy_out: PolicyRef | None
     """None where nothing was learned."""

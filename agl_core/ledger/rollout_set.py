@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from agl_core.ledger import files
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.tables import OUTCOMES, REQUESTS, SPANS
+from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import JsonDict
 from agl_core.types.training import FileRef, PolicyRef
 
@@ -48,6 +49,8 @@ class Claim(BaseModel):
     created: float
     host: str
     pid: int
+    retry_of: int | None = None
+    """The claim whose shard, retried by itself, took what was left of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class RolloutSet:
         self.prefix = f"{iteration.prefix}rollouts/{name}/"
         self.resources_key = f"{self.prefix}resources.json"
         self.requests_key = f"{self.prefix}requests.parquet"
+        self._check_lease = iteration.check_lease
 
     def write_requests(
         self, requests: pa.Table, policy: PolicyRef, sampling_parameters: JsonDict
@@ -87,17 +91,37 @@ class RolloutSet:
         """Return the requests (schema `REQUESTS`), ordered by `index`."""
         return files.read_table(self.storage, self.requests_key, REQUESTS, columns)
 
-    def claim(self, indices: Sequence[int]) -> Claim:
-        """Take rollouts for one shard attempt, under the next free number."""
+    def claim(self, indices: Sequence[int], retry_of: int | None = None) -> Claim:
+        """Take rollouts for one shard attempt, under the next free number.
+
+        Raises:
+            LeaseLostError: Another process carries the run on.
+            ConflictError: Another process took the number at this moment.
+        """
+        self._check_lease()
+        numbers = [int(key.rsplit("/", 1)[1].split(".")[0]) for key in self._claim_keys()]
         claim = Claim(
-            number=1 + max((claim.number for claim in self.claims()), default=0),
+            number=1 + max(numbers, default=0),
             indices=tuple(indices),
             created=time.time(),
             host=socket.gethostname(),
             pid=os.getpid(),
+            retry_of=retry_of,
         )
         files.put_json(self.storage, self._claim_key(claim.number), claim.model_dump(mode="json"))
         return claim
+
+    def claim_rest(self, claim: int) -> Claim | None:
+        """Take what is unfinished or failed of a claim that no other one has replaced; None where
+        nothing is.
+
+        Its shard is run again by itself. What came of its earlier tries is kept, unused.
+        """
+        own = {c.number for c in self.claims() if claim in (c.number, c.retry_of)}
+        latest = self.deciding_claims()
+        left = self.unfinished(include_failed=True)
+        mine = [index for index in left if latest.get(index) in own]
+        return self.claim(mine, retry_of=claim) if mine else None
 
     def read_claim(self, number: int) -> Claim:
         """Return one claim."""
@@ -105,8 +129,7 @@ class RolloutSet:
 
     def claims(self) -> list[Claim]:
         """Return all claims, oldest first."""
-        keys = self.storage.list(f"{self.prefix}claims/")
-        claims = [Claim.model_validate_json(self.storage.read(key)) for key in keys]
+        claims = [Claim.model_validate_json(self.storage.read(key)) for key in self._claim_keys()]
         return sorted(claims, key=lambda claim: claim.number)  # by name, 10000 is before 9999
 
     def put_chunk(self, claim: int, number: int, spans: pa.Table, outcomes: pa.Table) -> Chunk:
@@ -140,15 +163,33 @@ class RolloutSet:
         merged = pa.concat_tables([OUTCOMES.empty_table(), *tables])
         return merged.sort_by([("index", "ascending"), ("started", "ascending")])
 
-    def unfinished(self) -> list[int]:
-        """Return the indices of the requests without a finished record, ascending."""
-        table = self.outcomes().select(["index", "final"])
-        done = set(table.filter(table["final"])["index"].to_pylist())
-        return [
-            index
-            for index in self.read_requests(["index"])["index"].to_pylist()
-            if index not in done
-        ]
+    def unfinished(self, *, include_failed: bool = False) -> list[int]:
+        """Return the indices of the requests without a finished record, ascending.
+
+        Args:
+            include_failed: Also those whose last attempt did not succeed: what a start of an
+                iteration that was stopped runs again.
+        """
+        table = self.outcomes().select(["index", "kind", "final"])
+        done = table["final"]
+        if include_failed:
+            done = pc.and_(done, pc.equal(table["kind"], FailureKind.SUCCEEDED.value))
+        indices = self.read_requests(["index"])["index"]
+        finished = pc.is_in(indices, value_set=table.filter(done)["index"].combine_chunks())
+        return indices.filter(pc.invert(finished)).to_pylist()
+
+    def unfinished_of(self, claim: Claim) -> list[int]:
+        """Return the indices of a claim without a finished record of its own, ascending.
+
+        Reads the flushes of this claim alone.
+        """
+        done: set[int] = set()
+        for number, stem in self._chunk_stems():
+            if number == claim.number:
+                key = f"{stem}.outcomes.parquet"
+                table = files.read_table(self.storage, key, OUTCOMES, ["index", "final"])
+                done.update(table.filter(table["final"])["index"].to_pylist())
+        return sorted(set(claim.indices) - done)
 
     def iter_spans(self) -> Iterator[pa.Table]:
         """Yield the spans of deciding claims (schema `SPANS`), one flush at a time."""
@@ -173,6 +214,9 @@ class RolloutSet:
             is_new = pa.array([(claim, index) not in seen for index in indices], pa.bool_())
             seen.update((claim, index) for index in indices)
             yield claim, stem, table.filter(is_new)
+
+    def _claim_keys(self) -> list[str]:
+        return self.storage.list(f"{self.prefix}claims/")
 
     def _claim_key(self, number: int) -> str:
         return f"{self.prefix}claims/{number:04d}.json"

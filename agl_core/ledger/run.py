@@ -2,28 +2,39 @@
 
 runs/<run_id>/
     run.json                     identity: config, datasets, base model, code, packages
+    changes/0001.json            what a start was allowed to change, and the identity from then on
+    starts/, signs/              see `starts`
     data/train-<digest>.parquet  the rows as they were read
     iterations/000000/...        see `stages`
 """
 
+import logging
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from agl_core.config import RUN_ID_PATTERN, RunConfig
 from agl_core.errors import ConfigError
+from agl_core.failures import FailureSettings
 from agl_core.ledger import files
 from agl_core.ledger.digest import table_digest
-from agl_core.ledger.manifest import Manifest
+from agl_core.ledger.manifest import Difference, Manifest
 from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.stages import IterationLedger
+from agl_core.ledger.starts import RunLease, RunStarts
 from agl_core.ledger.storage import Storage, open_storage
 from agl_core.ledger.tables import DATASET
 from agl_core.types.training import FileRef, PolicyRef
+
+logger = logging.getLogger(__name__)
+
+CODE_IDENTITY = ("agent_sha256", "git_commit", "git_dirty")
+"""Of `RunRecord.code`, what must not change from one start to the next."""
 
 
 class DatasetRef(BaseModel):
@@ -65,7 +76,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: int = 1
+    schema_version: int = 2
     run_id: str
     config: RunConfig
     datasets: dict[str, DatasetRef]
@@ -78,6 +89,40 @@ class RunRecord(BaseModel):
     """Whether the ledger's store itself refuses second writes, as found by the first preflight."""
     created: float
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_version_1(cls, values: Any) -> Any:
+        """Version 1 had one policy for all kinds of failure, among the settings of `rollout`."""
+        if not isinstance(values, Mapping) or values.get("schema_version") != 1:
+            return values
+        rollout = dict(values["config"]["rollout"])
+        retried, attempts = rollout.pop("retry"), rollout.pop("max_attempts")
+        delay = rollout.pop("retry_delay_seconds")
+        failures = {
+            kind.value: {
+                "attempts": attempts if kind.value in retried else 1,
+                "delay_seconds": delay,
+                "backoff": 1.0,
+            }
+            for kind in FailureSettings().policies()
+        }
+        limits = {"min_success_fraction": 0.0}  # it had none
+        config = {**values["config"], "rollout": rollout, "failures": failures | limits}
+        return {**values, "schema_version": 2, "config": config}
+
+
+class RunChange(BaseModel):
+    """What a start was allowed to change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    created: float
+    iteration: int
+    """The first one that was committed with it, or will be."""
+    differences: tuple[Difference, ...]
+    record: RunRecord
+    """Identity from then on."""
+
 
 class RunLedger:
     """The keys of one run."""
@@ -86,11 +131,30 @@ class RunLedger:
         self.storage = storage
         self.run_id = run_id
         self.prefix = f"runs/{run_id}/"
+        self.starts = RunStarts(storage, self.prefix, run_id)
+        self.lease: RunLease | None = None
+        """Of this process, while it carries the run on."""
+        self.code: dict[str, Any] = {}
+        """Of this process, for the records of its stages."""
         self.record_key = f"{self.prefix}run.json"
         self.plot_key = f"{self.prefix}report/reward.png"
 
     def record(self) -> RunRecord:
-        """Return the identity of the run.
+        """Return the identity of the run, with what was changed since it began.
+
+        Raises:
+            ConfigError: There is no such run.
+        """
+        first, changes = self.first_record(), self.changes()
+        return changes[-1].record if changes else first
+
+    def changes(self) -> list[RunChange]:
+        """Return what starts were allowed to change, oldest first."""
+        keys = self.storage.list(f"{self.prefix}changes/")
+        return [RunChange.model_validate_json(self.storage.read(key)) for key in keys]
+
+    def first_record(self) -> RunRecord:
+        """Return the identity with which the run began.
 
         Raises:
             ConfigError: There is no such run.
@@ -106,7 +170,7 @@ class RunLedger:
 
     def iteration(self, number: int) -> IterationLedger:
         """Return the keys of one iteration."""
-        return IterationLedger(self.storage, self.run_id, number)
+        return IterationLedger(self.storage, self.run_id, number, self.lease, self.code)
 
     def dataset(self, name: str, rows: Sequence[str]) -> Dataset:
         """Return JSON texts as the dataset that `start` keeps; the same rows are kept once."""
@@ -118,28 +182,56 @@ class RunLedger:
         file = files.reference(key, content, rows=len(rows))
         return Dataset(DatasetRef(digest=digest, rows=len(rows), file=file), content, is_kept)
 
-    def start(self, record: RunRecord, datasets: Iterable[Dataset] = ()) -> RunRecord:
+    def start(
+        self,
+        record: RunRecord,
+        datasets: Iterable[Dataset] = (),
+        *,
+        allow_changed: bool = False,
+    ) -> RunRecord:
         """Write the datasets, then the identity; return the one that is there if it is the same.
+
+        Args:
+            record: Identity as this process finds it.
+            datasets: What `record.datasets` refers to.
+            allow_changed: Go on with another identity; what differs is recorded, and the manifests
+                say so from then on.
 
         Raises:
             ConfigError: The run exists with another identity; the message names what differs, and
                 nothing was written.
         """
         if not self.exists():
-            for dataset in datasets:
-                if not dataset.is_kept:
-                    self.storage.write_once(dataset.ref.file.key, dataset.content)
+            self._keep(datasets)
             files.put_json(self.storage, self.record_key, record.model_dump(mode="json"))
             return record
         recorded = self.record()
-        differences = [*_differences(_identity(recorded), _identity(record))]
-        if differences:
+        differences = tuple(_differences(_identity(recorded), _identity(record)))
+        if not differences:
+            return recorded
+        if not allow_changed:
             raise ConfigError(
                 f"run {self.run_id!r} exists in {self.storage.uri} with another configuration: "
-                + "; ".join(differences)
-                + ". Choose another run id, or start it as it was."
+                + "; ".join(map(str, differences))
+                + ". Choose another run id, start it as it was, or go on with --allow-changed: "
+                "the manifests will say what changed"
             )
-        return recorded
+        self._keep(datasets)
+        change = RunChange(
+            created=time.time(),
+            iteration=self.committed(),
+            differences=differences,
+            record=record,
+        )
+        key = f"{self.prefix}changes/{len(self.changes()) + 1:04d}.json"
+        files.put_json(self.storage, key, change.model_dump(mode="json"))
+        logger.warning("run %s goes on changed: %s", self.run_id, "; ".join(map(str, differences)))
+        return record
+
+    def _keep(self, datasets: Iterable[Dataset]) -> None:
+        for dataset in datasets:
+            if not dataset.is_kept:
+                self.storage.write_once(dataset.ref.file.key, dataset.content)
 
     def committed(self) -> int:
         """Return the number of committed iterations."""
@@ -172,26 +264,33 @@ def open_run(
     return RunLedger(open_storage(ledger, access, conditional_put=conditional_put), run_id)
 
 
+_MAY_CHANGE = {"ledger", "s3", "serving", "rollout", "failures", "max_automatic_starts"}
+
+
 def _identity(record: RunRecord) -> dict[str, Any]:
     """Return what must not change between two starts of one run.
 
-    Where it runs (ledger address, serving) and how its rollouts are spread may change.
+    Where it runs (ledger address, serving), how its rollouts are spread, how often they are tried
+    and how many may fail may change.
     """
-    config = record.config.model_dump(mode="json", exclude={"ledger", "s3", "serving", "rollout"})
+    config = record.config.model_dump(mode="json", exclude=_MAY_CHANGE)
     config["rollout"] = {"timeout_seconds": record.config.rollout.timeout_seconds}
+    config["failures"] = record.config.failures.identity()
     return {
         "config": config,
         "datasets": {name: ref.digest for name, ref in record.datasets.items()},
         "base_model": record.base.policy.weights_digest,
         "tokenizer": record.base.tokenizer_digest,
         "chat_template": record.base.chat_template_digest,
+        "code": {name: record.code.get(name) for name in CODE_IDENTITY},
     }
 
 
-def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted({*old, *new}):
             name = f"{path}.{key}" if path else str(key)
             yield from _differences(old.get(key), new.get(key), name)
-    elif old != new:
-        yield f"{path} was {old!r}, now {new!r}"
+    elif old != new and not (path.startswith("code.") and None in (old, new)):
+        # No code is None where it is known: this process, or that one, runs outside a repository.
+        yield Difference(key=path, was=old, now=new)

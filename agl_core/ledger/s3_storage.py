@@ -105,6 +105,13 @@ class S3Storage:
             ),
         )
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Write an object that may change."""
+        try:
+            self._fs.pipe_file(self._path(key), data)
+        except S3_ERRORS as error:
+            raise self._error(error, f"write {key}") from error
+
     def exists(self, key: str) -> bool:
         """Say whether the object has been written."""
         path = self._path(key)

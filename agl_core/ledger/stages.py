@@ -21,6 +21,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
 from agl_core.ledger import files
+from agl_core.ledger.starts import RunLease
 from agl_core.ledger.storage import Storage
 from agl_core.scratch import scratch_folder
 from agl_core.types.training import FileRef, FolderRef
@@ -59,6 +60,10 @@ class StageRecord(BaseModel):
     seconds: float
     host: str
     pid: int
+    start: int | None = None
+    """Number of the start of the run that wrote it."""
+    code: dict[str, Any] = Field(default_factory=dict)
+    """Commit of the agent's working tree, and the like, as of that start."""
 
     def file(self, name: str) -> FileRef:
         """Return the reference of an output file.
@@ -133,8 +138,18 @@ class StageAttempt(BaseModel):
 class IterationLedger:
     """The keys of one iteration."""
 
-    def __init__(self, storage: Storage, run_id: str, iteration: int) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        run_id: str,
+        iteration: int,
+        lease: RunLease | None = None,
+        code: Mapping[str, Any] | None = None,
+    ) -> None:
         self.storage = storage
+        self.lease = lease
+        """Checked before each record; None only to read."""
+        self._code = dict(code or {})
         self.run_id = run_id
         self.iteration = iteration
         self.prefix = f"runs/{run_id}/iterations/{iteration:06d}/"
@@ -165,6 +180,7 @@ class IterationLedger:
                 storage=self.storage, prefix=f"{self.prefix}{stage}/a{number}/", local=local
             )
             yield attempt
+            self.check_lease()
             record = StageRecord(
                 stage=stage,
                 attempt=number,
@@ -174,6 +190,8 @@ class IterationLedger:
                 seconds=time.monotonic() - clock,
                 host=socket.gethostname(),
                 pid=os.getpid(),
+                start=self.lease.number if self.lease else None,
+                code=self._code,
             )
             files.put_json(self.storage, self._record_key(stage), record.model_dump(mode="json"))
             logger.info(
@@ -184,6 +202,19 @@ class IterationLedger:
                 record.seconds,
                 _in_short(record.values),
             )
+
+    def before(self) -> "IterationLedger":
+        """Return the keys of the iteration before this one, to read them."""
+        return IterationLedger(self.storage, self.run_id, self.iteration - 1)
+
+    def check_lease(self) -> None:
+        """Do nothing while this process carries the run on.
+
+        Raises:
+            LeaseLostError: Another one does.
+        """
+        if self.lease is not None:
+            self.lease.check()
 
     def _record_key(self, stage: str) -> str:
         return f"{self.prefix}stages/{stage}.json"

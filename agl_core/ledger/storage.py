@@ -2,8 +2,8 @@
 
 A backend promises:
 
-- a key, once written, never changes; a second write raises `ConflictError` and leaves the first in
-place;
+- a key, once written, never changes (but by `replace`); a second write raises `ConflictError` and
+leaves the first in place;
 - a key becomes visible with its whole content or not at all, and a write that has returned survives
 a crash of
   this process (of the machine, as far as the disk or the store keeps its word);
@@ -71,6 +71,14 @@ class Storage(Protocol):
 
         Raises:
             ConflictError: The key exists.
+            LedgerError: It cannot be written.
+        """
+        ...
+
+    def replace(self, key: str, data: bytes) -> None:
+        """Write a key that may change: signs of life, and nothing of the record.
+
+        Raises:
             LedgerError: It cannot be written.
         """
         ...

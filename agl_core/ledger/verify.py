@@ -23,15 +23,17 @@ def verify_run(ledger: RunLedger) -> list[str]:
     Raises:
         ConfigError: There is no such run.
     """
-    run, manifests = ledger.record(), ledger.manifests()
+    run, manifests = ledger.first_record(), ledger.manifests()
+    records = [run, *(change.record for change in ledger.changes())]
+    datasets = {ref.file.key: ref.file for record in records for ref in record.datasets.values()}
     found: list[str] = []
-    for dataset in run.datasets.values():
-        found.extend(_verify_file(ledger.storage, dataset.file))
+    for file in datasets.values():
+        found.extend(_verify_file(ledger.storage, file))
     found.extend(_find_gap(ledger, len(manifests)))
     policy = run.base.policy
     for manifest in manifests:
         differences = [*_verify_files(ledger, manifest)]
-        found.extend(differences or _verify_content(ledger, run, manifest))
+        found.extend(differences or _verify_content(ledger, manifest))
         if manifest.policy_in.weights_digest != policy.weights_digest:
             found.append(
                 f"iteration {manifest.iteration} starts from {manifest.policy_in.version} "
@@ -80,8 +82,9 @@ def _verify_files(ledger: RunLedger, manifest: Manifest) -> Iterator[str]:
         yield from _verify_file(ledger.storage, file)
 
 
-def _verify_content(ledger: RunLedger, run: RunRecord, manifest: Manifest) -> Iterator[str]:
+def _verify_content(ledger: RunLedger, manifest: Manifest) -> Iterator[str]:
     """Compare what the files say with what the manifest says of them."""
+    run = RunRecord.model_validate(manifest.identity | {"created": 0.0})
     iteration = ledger.iteration(manifest.iteration)
     stages = {name: record for name in STAGES if (record := iteration.record(name))}
     outcomes = files.read_table(

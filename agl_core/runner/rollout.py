@@ -85,6 +85,14 @@ class AttemptResult:
         return "returned_spans" if self.returned_spans else "emitted"
 
 
+class AttemptCancelled(asyncio.CancelledError):
+    """The cancellation of an attempt, with what it left until then."""
+
+    def __init__(self, result: AttemptResult) -> None:
+        super().__init__()
+        self.result = result
+
+
 async def run_attempt(
     agent: LitAgent[Any],
     rollout: AttemptedRollout,
@@ -110,6 +118,7 @@ async def run_attempt(
         leaks: Counts agents that run on after their deadline.
 
     Raises:
+        AttemptCancelled: This code was cancelled; a CancelledError with what was left until then.
         ConfigError: The agent takes a resource that is not given.
         ValueError: This attempt is running already.
         StoreError: The store refuses the spans.
@@ -118,27 +127,39 @@ async def run_attempt(
     started, clock = time.time(), time.monotonic()
     agent.check_resources(resources)
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-    async with tracer.trace_context(store=store, **ids) as trace:
-        if hooks is not None:
-            await hooks.trace_start()
-        ending = await _run_agent(
-            agent.is_async(),
-            lambda: agent.call(resources, rollout),
-            trace,
-            timeout_seconds,
-            leaks or LeakCounter(),
-        )
-        if ending.kind is not FailureKind.SUCCEEDED:
-            trace.fail(ending.kind)
-            logger.warning(
-                "attempt ended as %s: rollout=%s attempt=%s: %s",
-                ending.kind,
-                rollout.rollout_id,
-                rollout.attempt.attempt_id,
-                ending.message,
-            )
-        if hooks is not None:
-            await hooks.trace_end()
+    trace: AttemptTrace | None = None
+    try:
+        async with tracer.trace_context(store=store, **ids) as trace:
+            if hooks is not None:
+                await hooks.trace_start()
+            try:
+                ending = await _run_agent(
+                    agent.is_async(),
+                    lambda: agent.call(resources, rollout),
+                    trace,
+                    timeout_seconds,
+                    leaks or LeakCounter(),
+                )
+            except asyncio.CancelledError:
+                trace.fail(FailureKind.CANCELLED)
+                raise
+            if ending.kind is not FailureKind.SUCCEEDED:
+                trace.fail(ending.kind)
+                logger.warning(
+                    "attempt ended as %s: rollout=%s attempt=%s: %s",
+                    ending.kind,
+                    rollout.rollout_id,
+                    rollout.attempt.attempt_id,
+                    ending.message,
+                )
+            if hooks is not None:
+                await hooks.trace_end()
+    except asyncio.CancelledError as error:
+        if trace is None:
+            raise
+        ending = Ending(FailureKind.CANCELLED, "the attempt was cancelled")
+        left = AttemptResult(rollout, ending, trace, started, time.monotonic() - clock)
+        raise AttemptCancelled(left) from error
     return AttemptResult(rollout, ending, trace, started, time.monotonic() - clock)
 
 

@@ -2,8 +2,9 @@
 flushes.
 
     open_shard(ref) -> Shard
+        turn(index)                   holds one of the slots, but not between two tries
         run_attempt(index, attempt)   one try; its outcome and spans stay in memory
-        finish(index)                 the last try decides; ready to be flushed
+        finish(index)                 the last try decides; ready to be flushed, and counted
         flushing()                    writes what is ready every few seconds or rollouts, and all at
         the end
 
@@ -13,8 +14,8 @@ A kill therefore costs at most the rollouts of one flush window.
 import asyncio
 import json
 import logging
+import random
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -26,7 +27,8 @@ from pydantic import BaseModel, ConfigDict
 
 from agl_core import env_var, progress
 from agl_core.config import RolloutSettings, S3Settings
-from agl_core.errors import LedgerError, TransientError
+from agl_core.errors import IterationStopped, LedgerError, TransientError
+from agl_core.failures import FailureSettings, FailureTally
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
@@ -37,11 +39,12 @@ from agl_core.litagent.litagent import LitAgent
 from agl_core.llm_proxy.app import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
 from agl_core.runner.execution import LeakCounter
+from agl_core.runner.failed import MAX_SHOWN, FailedRollout, describe_failed
 from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id
-from agl_core.runner.rollout import run_attempt
+from agl_core.runner.rollout import AttemptCancelled, AttemptResult, run_attempt
 from agl_core.tracer.otel import OtelTracer
 from agl_core.types.core import Attempt, AttemptedRollout
-from agl_core.types.outcome import AttemptOutcome
+from agl_core.types.outcome import AttemptOutcome, FailureKind
 from agl_core.types.resources import NamedResources, ProxyLLM
 
 logger = logging.getLogger(__name__)
@@ -67,11 +70,22 @@ class ShardRef(BaseModel):
     """Base URL of the engine server, without `/v1`."""
     settings: RolloutSettings
     """As the run was started this time."""
+    start: int
+    """Number of the start of the run that the shard belongs to; it stops when that is over."""
+    concurrency: int
+    """Rollouts that run at once: the shard's share of what the model server bears."""
+    failures: FailureSettings = FailureSettings()
+    """The same."""
 
     @property
     def name(self) -> str:
         """Name for logs and the UI."""
-        return f"{self.run_id}-{self.iteration:06d}-{self.rollout_set}-{self.claim:04d}"
+        return f"{self.run_id}-{self.key}"
+
+    @property
+    def key(self) -> str:
+        """Name within the run."""
+        return f"{self.iteration:06d}-{self.rollout_set}-{self.claim:04d}"
 
 
 class Shard:
@@ -83,11 +97,20 @@ class Shard:
         rollouts: RolloutSet,
         requests: list[dict[str, Any]],
         agent: LitAgent[Any],
+        agent_name: str = "",
+        expected: int | None = None,
     ) -> None:
         self.ref = ref
+        self.agent_name = agent_name
+        """`package.module:name` of the agent."""
         self.settings = ref.settings
-        self.slots = asyncio.Semaphore(ref.settings.concurrency)
-        """Rollouts that run at once."""
+        self.failed: list[FailedRollout] = []
+        """The first rollouts that failed, for display; see `tally` for all."""
+        self.tally = FailureTally(ref.failures, ref.rollout_set, expected or len(requests))
+        """Of this shard's rollouts, against the limits of the whole set."""
+        self._slots = asyncio.Semaphore(ref.concurrency)
+        self._holding: set[int] = set()
+        self._random = random.Random()
         self._rollouts = rollouts
         self._requests = {request["index"]: request for request in requests}
         self._seeds = {request["rollout_id"]: request["seed"] for request in requests}
@@ -97,7 +120,6 @@ class Shard:
         self._llm: ProxyLLM | None = None
         self._attempts: dict[int, list[JudgedAttempt]] = {}
         self._ready: list[int] = []
-        self._kinds: Counter[str] = Counter()
         self._num_chunks = 0
         self._num_flushed = 0
         self._wake = asyncio.Event()
@@ -113,14 +135,35 @@ class Shard:
 
     def kinds(self) -> dict[str, int]:
         """Return how the finished rollouts ended."""
-        return dict(self._kinds)
+        return {kind.value: count for kind, count in self.tally.kinds.items()}
 
     def has_outcome(self, index: int) -> bool:
         """Say whether at least one attempt at the rollout has ended."""
         return bool(self._attempts.get(index))
 
+    @asynccontextmanager
+    async def turn(self, index: int) -> AsyncGenerator[None]:
+        """Hold one of the shard's slots while the block runs, except between two attempts."""
+        await self._take_slot(index)
+        try:
+            yield
+        finally:
+            self._give_slot(index)
+
+    async def _take_slot(self, index: int) -> None:
+        if index not in self._holding:
+            await self._slots.acquire()
+            self._holding.add(index)
+
+    def _give_slot(self, index: int) -> None:
+        if index in self._holding:
+            self._holding.remove(index)
+            self._slots.release()
+
     async def run_attempt(self, index: int, attempt: int) -> AttemptOutcome:
         """Run one attempt; its spans and outcome are kept until the rollout is flushed.
+
+        Waits for a slot where the rollout holds none.
 
         Raises:
             TransientError: Too many agents run on after their deadline; the shard has to be
@@ -131,18 +174,39 @@ class Shard:
                 f"shard {self.ref.name}: {self._leaks.threads} agents still run past their "
                 f"deadline of {self.settings.timeout_seconds:g} s; threads cannot be killed"
             )
+        await self._take_slot(index)
         resources: NamedResources = {} if self._llm is None else {"main_llm": self._llm}
-        result = await run_attempt(
-            self._agent,
-            self._attempted_rollout(index, attempt),
-            resources=resources,
-            tracer=self._tracer,
-            timeout_seconds=self.settings.timeout_seconds,
-            leaks=self._leaks,
-        )
+        try:
+            result = await run_attempt(
+                self._agent,
+                self._attempted_rollout(index, attempt),
+                resources=resources,
+                tracer=self._tracer,
+                timeout_seconds=self.settings.timeout_seconds,
+                leaks=self._leaks,
+            )
+        except AttemptCancelled as error:
+            self._keep(index, error.result)
+            raise
+        return self._keep(index, result)
+
+    def _keep(self, index: int, result: AttemptResult) -> AttemptOutcome:
         judged = judge_attempt(result, index)
+        if judged.outcome.traceback:
+            logger.info("attempt=%s %s", judged.outcome.attempt_id, judged.outcome.traceback)
         self._attempts.setdefault(index, []).append(judged)
         return judged.outcome
+
+    def retry_seconds(self, outcome: AttemptOutcome) -> float | None:
+        """Return how long a rollout waits for its next attempt, and free its slot meanwhile; None
+        where this one was its last.
+        """
+        delay = self.ref.failures.policy(outcome.kind).delay_after(
+            outcome.attempt, outcome.message, draw=self._random.uniform(-1.0, 1.0)
+        )
+        if delay is not None:
+            self._give_slot(outcome.index)
+        return delay
 
     def _attempted_rollout(self, index: int, attempt: int) -> AttemptedRollout:
         request, now = self._requests[index], time.time()
@@ -163,17 +227,32 @@ class Shard:
             ),
         )
 
-    def finish(self, index: int) -> None:
-        """Let the last attempt decide the rollout; it is written with the next flush."""
-        self._kinds[self._attempts[index][-1].outcome.kind.value] += 1
+    def finish(self, index: int, task_run: str = "") -> None:
+        """Let the last attempt decide the rollout; it is written with the next flush.
+
+        Args:
+            index: Of the rollout.
+            task_run: Id of the task run that made its attempts, for display.
+
+        Raises:
+            IterationStopped: The shard's failures alone are more than the run's limits permit.
+        """
+        last = self._attempts[index][-1]
+        outcome = last.outcome
+        group = self._requests[index]["group"]
+        self.tally.add(outcome.rollout_id, group, outcome.kind, outcome.message)
+        if outcome.kind is not FailureKind.SUCCEEDED and len(self.failed) < MAX_SHOWN:
+            self.failed.append(describe_failed(outcome, last.spans, task_run))
         self._ready.append(index)
         progress.report(
             progress.RolloutsFinished(
-                self.ref.rollout_set, sum(self._kinds.values()), len(self._requests)
+                self.ref.rollout_set, self.tally.kinds.total(), len(self._requests)
             )
         )
         if len(self._ready) >= self.settings.flush_rollouts:
             self._wake.set()
+        if reason := self.tally.stop_reason():
+            raise IterationStopped(reason)
 
     @asynccontextmanager
     async def flushing(self, on_flush: FlushListener) -> AsyncGenerator[None]:
@@ -190,7 +269,14 @@ class Shard:
             stopping.set()
             self._wake.set()
             await flusher  # a flush that is under way ends first
-            await self._flush(on_flush)
+            await self._flush(on_flush, unfinished=True)
+            if self._leaks.threads or self._leaks.tasks:
+                logger.warning(
+                    "shard=%s: %d agents run on after their attempts were given up; they end with "
+                    "this process",
+                    self.ref.name,
+                    self._leaks.threads + self._leaks.tasks,
+                )
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
@@ -219,20 +305,23 @@ class Shard:
             except LedgerError as error:
                 logger.warning("shard=%s could not flush, will try again: %s", self.ref.name, error)
 
-    async def _flush(self, on_flush: FlushListener) -> None:
+    async def _flush(self, on_flush: FlushListener, *, unfinished: bool = False) -> None:
         """Write one chunk with every rollout that has ended since the last one.
+
+        With `unfinished` also the attempts of those that were broken off before their last one.
 
         Raises:
             LedgerError: It could not be written; its rollouts are ready again.
         """
         self._wake.clear()
         indices, self._ready = self._ready, []
-        if not indices:
+        parts = [*indices, *(self._attempts.keys() - {*indices} if unfinished else ())]
+        if not parts:
             return
         self._num_chunks += 1
-        results = {index: self._attempts.pop(index) for index in indices}
+        results = {index: self._attempts.pop(index) for index in parts}
         try:
-            await asyncio.to_thread(self._write_chunk, self._num_chunks, results)
+            await asyncio.to_thread(self._write_chunk, self._num_chunks, results, {*indices})
         except BaseException:
             self._ready = indices + self._ready
             self._attempts |= results
@@ -243,22 +332,28 @@ class Shard:
             self.ref.name,
             self._num_flushed,
             len(self._requests),
-            ", ".join(f"{count} {kind}" for kind, count in sorted(self._kinds.items())),
+            ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds().items())),
         )
         try:
             await on_flush(self._num_flushed, len(self._requests))
         except Exception as error:  # noqa: BLE001 - a display; the ledger has the rollouts
             logger.warning("shard=%s could not show its progress: %s", self.ref.name, error)
 
-    def _write_chunk(self, number: int, results: dict[int, list[JudgedAttempt]]) -> None:
+    def _write_chunk(
+        self, number: int, results: dict[int, list[JudgedAttempt]], finished: set[int]
+    ) -> None:
         spans = [
             spans_to_table(attempt.spans, index)
             for index, attempts in results.items()
             for attempt in attempts
         ]
         outcomes = [
-            _outcome_row(attempt.outcome, attempt.spans, final=attempt is attempts[-1])
-            for attempts in results.values()
+            _outcome_row(
+                attempt.outcome,
+                attempt.spans,
+                final=attempt is attempts[-1] and index in finished,
+            )
+            for index, attempts in results.items()
             for attempt in attempts
         ]
         self._rollouts.put_chunk(
@@ -307,12 +402,13 @@ async def open_shard(
     """
     access = S3Access(ref.s3, credentials)
     ledger = open_run(ref.ledger, ref.run_id, access, conditional_put=ref.conditional_put)
-    agent = load_agent(ledger.record().config.agent)
+    name = ledger.record().config.agent
+    agent = load_agent(name)
     rollouts = RolloutSet(ledger.iteration(ref.iteration), ref.rollout_set)
     claimed = set(rollouts.read_claim(ref.claim).indices)
     table = rollouts.read_requests()
     requests = [row for row in table.to_pylist() if row["index"] in claimed]
-    shard = Shard(ref, rollouts, requests, agent)
+    shard = Shard(ref, rollouts, requests, agent, name, expected=len(table))
     token = _current.set(shard)
     try:
         async with shard.serving():

@@ -6,12 +6,6 @@ from pydantic import ValidationError
 from agl_core.config import RolloutSettings, RunConfig, S3Settings, ServingSettings
 
 
-@pytest.mark.parametrize("kind", ["succeeded", "cancelled"])
-def test_a_kind_that_is_never_tried_again_is_refused(kind: str):
-    with pytest.raises(ValidationError, match=f"ended as {kind} is never tried again"):
-        RolloutSettings.model_validate({"retry": [kind]})
-
-
 @pytest.mark.parametrize("setting", [{"threads": 2}, {"max_batch_size": 1}])
 def test_settings_of_an_engine_are_refused_where_none_is_started(setting: dict[str, Any]):
     with pytest.raises(ValidationError, match="only for an engine that the run starts"):

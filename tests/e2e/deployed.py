@@ -17,20 +17,29 @@ _FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 @contextmanager
 def deployed(
-    prefect: Path, folder: Path, log: Path, env: Mapping[str, str]
+    prefect: Path, folder: Path, log: Path, env: Mapping[str, str], only: str | None = None
 ) -> Iterator[ChildProcess]:
-    """Deploy a folder's `prefect.yaml` and run a process worker on its pool.
+    """Deploy a folder's `prefect.yaml`, or one deployment of it, and run a process worker on its
+    pool.
 
     `prefect` is the command of the environment that the flow runs are to have, `env` names the
     server.
     """
+    which = ["--name", only] if only else ["--all"]
     create_pool = ["work-pool", "create", "agl", "--type", "process", "--overwrite"]
-    for arguments in (create_pool, ["deploy", "--all"]):
+    for arguments in (create_pool, ["deploy", *which]):
         command = [str(prefect), "--no-prompt", *arguments]
         done = subprocess.run(
             command, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+    with start_worker(prefect, log, env) as worker:
+        yield worker
+
+
+@contextmanager
+def start_worker(prefect: Path, log: Path, env: Mapping[str, str]) -> Iterator[ChildProcess]:
+    """Run a process worker on the pool."""
     start = [str(prefect), "worker", "start", "--pool", "agl", "--type", "process"]
     with spawn(start, log, {**env, "PREFECT_WORKER_QUERY_SECONDS": "1"}) as worker:
         yield worker
@@ -54,6 +63,12 @@ class Api:
 
     def __exit__(self, *exc_info: object) -> None:
         self._client.close()
+
+    def is_healthy(self) -> bool:
+        try:
+            return self._client.get("/health").is_success
+        except httpx.TransportError:
+            return False
 
     def get(self, path: str) -> dict[str, Any]:
         return self._client.get(path).raise_for_status().json()

@@ -93,3 +93,46 @@ def test_a_flush_that_was_written_twice_counts_once(storage: Storage):
     put(rollouts, 1, 2, 0, 1, 2)
     assert rollouts.outcomes()["index"].to_pylist() == [0, 1, 2]
     assert pa.concat_tables(rollouts.iter_spans())["index"].to_pylist() == [0, 1, 2]
+
+
+def test_failed_rollouts_are_unfinished_where_they_are_asked_for(storage: Storage):
+    rollouts = open_set(storage)
+    rollouts.claim([0, 1, 2])
+    outcomes = make_outcomes(
+        {"index": 0},
+        {"index": 1, "kind": "timeout", "reward": None, "final": False},
+        {"index": 1, "attempt": 2},
+        {"index": 2, "kind": "agent_error", "reward": None},
+    )
+    rollouts.put_chunk(1, 1, make_spans(), outcomes)
+    assert rollouts.unfinished() == [3]
+    assert rollouts.unfinished(include_failed=True) == [2, 3]
+    rollouts.claim([2])
+    assert rollouts.unfinished() == [2, 3], "a later claim decides, although it has nothing yet"
+
+
+def test_what_is_left_of_a_claim_is_told_from_its_own_flushes(storage: Storage):
+    rollouts = open_set(storage)
+    first, second = rollouts.claim([0, 1]), rollouts.claim([2, 3])
+    put(rollouts, 1, 1, 0)
+    put(rollouts, 2, 1, 2, 3)
+    assert rollouts.unfinished_of(first) == [1]
+    assert rollouts.unfinished_of(second) == []
+
+
+def test_a_retried_shard_takes_what_is_unfinished_or_failed_and_not_replaced(storage: Storage):
+    rollouts = open_set(storage)
+    rollouts.claim([0, 1, 2, 3])
+    failed = {"index": 1, "kind": "timeout", "reward": None}
+    rollouts.put_chunk(1, 1, make_spans(), make_outcomes({"index": 0}, failed))
+    rollouts.claim([3])  # the living iteration replaced the shard in part
+    retry = rollouts.claim_rest(1)
+    assert retry is not None
+    assert (retry.number, retry.indices, retry.retry_of) == (3, (1, 2), 1)
+    put(rollouts, 3, 1, 1)
+    again = rollouts.claim_rest(1)
+    assert again is not None
+    assert again.indices == (2,)
+    put(rollouts, 4, 1, 2)
+    assert rollouts.claim_rest(1) is None
+    assert rollouts.unfinished() == [3]

@@ -1,6 +1,8 @@
 """A shard's flushes: what ended is written, whatever the storage and the display do."""
 
+import asyncio
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +68,8 @@ def make_shard(
         claim=1,
         model_server=server.base_url.removesuffix("/v1"),
         settings=RolloutSettings(**{"flush_seconds": 0.05, "flush_rollouts": 2} | settings),
+        start=1,
+        concurrency=32,
     )
     return Shard(ref, rollouts, rollouts.read_requests().to_pylist(), as_agent(agent))
 
@@ -173,3 +177,49 @@ async def test_an_agent_that_exits_fails_its_rollout_alone(
     assert outcome.kind is FailureKind.AGENT_ERROR
     assert outcome.message == "RuntimeError: the agent raised SystemExit: 3"
     assert "in exits" in outcome.traceback
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_cancelled_attempt_is_kept_and_its_rollout_unfinished(
+    rollouts: FaultySet, server: ScriptedModelServer, is_async: bool
+):
+    """A sync agent cannot be stopped: its thread is left behind, the shard goes on at once."""
+    begun, released = threading.Event(), threading.Event()
+
+    def hangs(task: Any, llm: LLM) -> float:
+        asks_once(task, llm)
+        begun.set()
+        released.wait(30)
+        return 1.0
+
+    async def hangs_in_the_loop(task: Any, llm: LLM) -> float:
+        await asyncio.to_thread(asks_once, task, llm)
+        begun.set()
+        await asyncio.sleep(30)
+        return 1.0
+
+    shard = make_shard(rollouts, server, agent=hangs_in_the_loop if is_async else hangs)
+
+    async def show(done: int, expected: int) -> None:
+        del done, expected
+
+    async def run_two() -> None:
+        async with shard.serving(), shard.flushing(show), asyncio.TaskGroup() as group:
+            for index in (0, 1):
+                group.create_task(shard.run_attempt(index, attempt=1))
+
+    running = asyncio.create_task(run_two())
+    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.sleep(0.5)
+    clock = time.monotonic()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert time.monotonic() - clock < 5
+    released.set()
+    table = rollouts.outcomes()
+    assert table["kind"].to_pylist() == ["cancelled"] * 2
+    assert table["message"].to_pylist() == ["the attempt was cancelled"] * 2
+    assert table["final"].to_pylist() == [False] * 2
+    assert table["num_calls"].to_pylist() == [1] * 2, "what was recorded until then is kept"
+    assert rollouts.unfinished() == list(range(6))

@@ -1,0 +1,92 @@
+"""Stop a flow when its run is cancelled: in the UI, by the API, or with this process.
+
+Nobody else stops flows of `agl run`, which has no worker; and a worker takes longer. So each flow
+looks at the state of its own run, and is also stopped with the flow that it is part of. It ends as
+Cancelled, in time: what does not stop (an agent in a thread) is left to the end of the process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+
+from agl_core.errors import RunCancelled
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_LOOK_SECONDS = 3.0
+"""Between two looks at the flow run's state."""
+_STOP_SECONDS = 8.0
+"""In which a cancelled flow must stop."""
+
+
+async def until_cancelled(body: Coroutine[Any, Any, Result]) -> Result:
+    """Return what a flow's body returns.
+
+    Raises:
+        RunCancelled: Its flow run was cancelled, or this code was.
+    """
+    task = asyncio.create_task(body)
+    watch = asyncio.create_task(_cancellation(flow_run.id))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RunCancelled(watch.result())
+    except asyncio.CancelledError as error:
+        this = asyncio.current_task()
+        if this is None or not this.cancelling():
+            raise
+        this.uncancel()  # the flow run ends as Cancelled instead
+        raise RunCancelled(
+            f"{flow_run.name} was stopped with what it is part of", interrupted=True
+        ) from error
+    finally:
+        watch.cancel()
+        await _stop(task)
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel a body and wait for its end; say so if it does not end."""
+    if task.done():
+        return
+    task.cancel()
+    await asyncio.wait({task}, timeout=_STOP_SECONDS)
+    if not task.done():
+        logger.error(
+            "flow run %s was cancelled and still runs after %.0f s; it is left to the end of this "
+            "process",
+            flow_run.name,
+            _STOP_SECONDS,
+        )
+    elif not task.cancelled() and (error := task.exception()) is not None:
+        logger.info("how flow run %s stopped: %s", flow_run.name, error)
+
+
+async def _cancellation(flow_run_id: str | None) -> str:
+    """Return once the flow run is cancelled, with a sentence that says so.
+
+    A server that is away cannot be told of a cancellation either: it is asked again.
+    """
+    while flow_run_id is not None:
+        try:
+            async with get_client() as client:
+                while True:
+                    await asyncio.sleep(_LOOK_SECONDS)
+                    run = await client.read_flow_run(UUID(flow_run_id))
+                    if run.state and (run.state.is_cancelling() or run.state.is_cancelled()):
+                        return f"flow run {run.name} was cancelled"
+        except ObjectNotFound:
+            break  # deleted in the UI: that is no cancellation
+        except httpx.HTTPError as error:
+            logger.debug("cannot look whether flow run %s is cancelled: %r", flow_run_id, error)
+            await asyncio.sleep(_LOOK_SECONDS)
+    return await asyncio.get_running_loop().create_future()

@@ -1,0 +1,43 @@
+"""What a flow run on a work pool waits for, in words."""
+
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
+
+
+async def why_not_started(run: Any) -> str:
+    """Return where a flow run waits and what is amiss there, as far as the server says."""
+    pool_name, queue_name = run.work_pool_name, run.work_queue_name
+    if pool_name is None:
+        return "its deployment has no work pool"
+    where = f"work pool {pool_name}, queue {queue_name}"
+    try:
+        async with get_client() as client:
+            problems = await _problems(client, run, pool_name)
+    except (httpx.HTTPError, ObjectNotFound) as error:
+        return f"{where}: the Prefect server does not say more ({error!r})"
+    return f"{where}: {'; '.join(problems)}"
+
+
+async def _problems(client: PrefectClient, run: Any, pool_name: str) -> list[str]:
+    pool = await client.read_work_pool(pool_name)
+    workers = await client.read_workers_for_work_pool(pool_name)
+    online = [worker.name for worker in workers if worker.status == "ONLINE"]
+    found: list[str] = []
+    if pool.is_paused:
+        found.append("the pool is paused")
+    if (
+        run.work_queue_id is not None
+        and (await client.read_work_queue(run.work_queue_id)).is_paused
+    ):
+        found.append("the queue is paused")
+    if not online:
+        found.append(f"no worker polls it (start one: prefect worker start --pool {pool_name})")
+    else:
+        found.append(f"online workers: {', '.join(online)}")
+    if pool.concurrency_limit is not None:
+        found.append(f"the pool runs {pool.concurrency_limit} flow runs at once")
+    state = run.state.name if run.state else "unknown"
+    return [*found, f"its state is {state}"]

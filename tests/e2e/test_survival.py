@@ -1,0 +1,355 @@
+"""A run whose processes are killed or cancelled while agents work: real processes, real signals.
+
+The agents of these runs wait for a file, so that what happens to them happens while they work.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.compute as pc
+import pytest
+
+from agl_core.config import RolloutSettings, RunConfig
+from agl_core.ledger import files
+from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger.run import RunLedger, open_run
+from agl_core.ledger.verify import verify_run
+from agl_core.lifeline import ChildProcess, spawn
+from agl_core.serving.launch import ModelServer
+from deployments.server import SERVER_SETTINGS, free_port
+from flows import shard_runs
+from tests.conftest import small_run, train
+from tests.e2e.deployed import Api, deployed, start_worker
+
+pytestmark = pytest.mark.slow
+
+PREFECT = Path(sys.executable).with_name("prefect")
+
+
+@dataclass
+class Campaign:
+    """A small run whose agents wait at a gate."""
+
+    config: RunConfig
+    gate: Path
+    folder: Path
+
+    @property
+    def ledger(self) -> RunLedger:
+        return open_run(self.config.ledger, self.config.run_id)
+
+    @property
+    def rollouts(self) -> RolloutSet:
+        return RolloutSet(self.ledger.iteration(0), "train")
+
+    def open_gate(self) -> None:
+        self.gate.touch()
+
+    def waiting(self) -> list[str]:
+        """Agents that wait, or did when their process died: each leaves a file with its pid."""
+        return [path.name for path in self.folder.glob("waiting-*")]
+
+    @contextmanager
+    def started(self, url: str | None = None) -> Iterator["subprocess.Popen[bytes]"]:
+        """The run in a process of its own; killed at the end if it still runs."""
+        path = self.folder / "config.json"
+        path.write_text(self.config.model_dump_json())
+        command = [sys.executable, "-m", "tests.e2e.killable_run", str(path), ""]
+        env = os.environ | ({"PREFECT_API_URL": url} if url else {})
+        with (self.folder / "run.log").open("ab") as log:
+            run = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        try:
+            yield run
+        finally:
+            run.kill()
+            run.wait()
+
+    def log(self) -> str:
+        return (self.folder / "run.log").read_text()[-4000:]
+
+    def finish(self) -> None:
+        """Let the agents go on, and run to the end."""
+        self.open_gate()
+        with self.started() as run:
+            assert run.wait(timeout=240) == 0, self.log()
+        self.check()
+
+    def check(self) -> None:
+        """Every rollout was used once; the manifest is as the files are."""
+        (manifest,) = self.ledger.manifests()
+        assert manifest.coverage.trained == manifest.coverage.expected == 16
+        assert verify_run(self.ledger) == []
+        table = self.rollouts.outcomes()
+        final = table.filter(table["final"])
+        assert final["index"].to_pylist() == list(range(16))
+        assert set(final["kind"].to_pylist()) == {"succeeded"}
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 300.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture
+def campaign(
+    engine: ModelServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Campaign]:
+    gate = tmp_path / "gate"
+    rows = [{"question": f"{n}+1", "gate": str(gate), "sync": True} for n in range(4)]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    name = request.node.name.replace("_", "-").split("[")[0][:40].strip("-")
+    config = small_run(
+        engine.url,
+        str(tmp_path / "ledger"),
+        run_id=name,
+        agent="tests.agents:waits_at_a_gate",
+        train_data=str(data),
+        val_data=None,
+        rollout=RolloutSettings(timeout_seconds=200.0, concurrency=8, flush_seconds=1.0),
+    )
+    verl = config.algorithm.config | {"trainer.total_training_steps": 1}
+    algorithm = config.algorithm.model_copy(update={"config": verl})
+    found = Campaign(config.model_copy(update={"algorithm": algorithm}), gate, tmp_path)
+    yield found
+    found.open_gate()  # threads of this process that still wait
+
+
+@pytest.fixture
+def pooled(campaign: Campaign, worker: ChildProcess) -> Campaign:
+    """The same with two shards on the work pool."""
+    rollout = campaign.config.rollout.model_copy(
+        update={"deployment": "rollout-shard/rollout-shard", "shard_size": 8}
+    )
+    campaign.config = campaign.config.model_copy(update={"rollout": rollout})
+    return campaign
+
+
+@pytest.fixture
+def api(prefect_api: str) -> Iterator[Api]:
+    with Api(prefect_api) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def worker(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildProcess]:
+    log = tmp_path_factory.mktemp("worker") / "worker.log"
+    env = os.environ | {"PREFECT_API_URL": prefect_api}
+    with deployed(PREFECT, Path.cwd(), log, env, only="rollout-shard") as process:
+        yield process
+
+
+def cancel(api: Api, name: str) -> None:
+    """Cancel a flow run as the UI does."""
+    (run,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
+    state = {"type": "CANCELLING", "name": "Cancelling"}
+    api.post(f"/flow_runs/{run['id']}/set_state", state=state)
+
+
+def states(api: Api, campaign: Campaign) -> dict[str, str]:
+    return {
+        run["name"]: run["state_type"] for run in api.of_run("flow_runs", campaign.config.run_id)
+    }
+
+
+def shard_processes(campaign: Campaign) -> list[int]:
+    """Process ids of the shards on the pool, by their signs of life."""
+    storage = campaign.ledger.storage
+    prefix = campaign.ledger.starts.signs_prefix
+    keys = [key for key in storage.list(prefix) if key.endswith(".alive.json")]
+    return sorted({files.read_json(storage, key)["pid"] for key in keys})
+
+
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def kill_all(child: ChildProcess) -> None:
+    """Kill a command and everything that it started."""
+    for process in psutil.Process(child.pid).children(recursive=True):
+        process.kill()
+
+
+@pytest.mark.parametrize("part", ["-000000", ""], ids=["iteration", "run"])
+def test_cancelling_in_the_ui_stops_a_run_without_a_worker_and_it_goes_on_later(
+    campaign: Campaign, api: Api, part: str
+):
+    run_id = campaign.config.run_id
+    with campaign.started() as run:
+        wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log())
+        sent = time.monotonic()
+        cancel(api, f"{run_id}{part}")
+        run.wait(timeout=30)
+        assert time.monotonic() - sent < 20, "agents end with the process that they are threads of"
+    assert "was cancelled" in campaign.log()
+    found = states(api, campaign)
+    assert set(found.values()) == {"CANCELLED"}, found
+    assert len(found) == 3, "the run, its iteration, its shard"
+    assert campaign.ledger.starts.end_reason(1) == "cancelled"
+    table = campaign.rollouts.outcomes()
+    assert set(table["kind"].to_pylist()) == {"cancelled"}
+    assert not pc.any(table["final"]).as_py()
+    if part:
+        campaign.finish()
+
+
+def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
+    """Their agents are threads that do not end: the shards' processes do."""
+    with pooled.started() as run:
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        shards = shard_processes(pooled)
+        assert len(shards) == 2
+        sent = time.monotonic()
+        cancel(api, pooled.config.run_id)
+        wait_until(lambda: not any(map(lives, shards)), "a shard lives on", 30)
+        assert time.monotonic() - sent < 20
+        run.wait(timeout=30)
+        assert time.monotonic() - sent < 30
+    assert states(api, pooled)[pooled.config.run_id] == "CANCELLED"
+    assert pooled.rollouts.unfinished() == list(range(16))
+
+    # A retry of one of the shards, from the UI, runs its rollouts; the run then only the others.
+    pooled.open_gate()
+    name = f"{pooled.config.run_id}-000000-train-0001"
+    (shard,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
+    scheduled = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+    api.post(f"/flow_runs/{shard['id']}/set_state", state=scheduled, force=True)
+    wait_until(lambda: len(pooled.rollouts.unfinished()) == 8, "the shard was not run again")
+    assert api.ended(shard["id"])["state_type"] == "COMPLETED"
+    pooled.finish()
+    claims = pooled.rollouts.claims()
+    assert [claim.retry_of for claim in claims[2:]] == [1, None]
+    assert set(claims[3].indices) == set(claims[1].indices)
+
+
+def test_a_shard_that_is_killed_is_replaced(pooled: Campaign, api: Api):
+    with pooled.started() as run:
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        os.kill(shard_processes(pooled)[0], signal.SIGKILL)
+        wait_until(lambda: len(pooled.rollouts.claims()) == 3, "not replaced")
+        pooled.open_gate()
+        assert run.wait(timeout=240) == 0, pooled.log()
+    pooled.check()
+    found = states(api, pooled)
+    shards = sorted(state for name, state in found.items() if "-train-" in name)
+    assert shards == ["COMPLETED", "COMPLETED", "CRASHED"], found
+
+
+def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
+    pooled: Campaign, api: Api
+):
+    with pooled.started() as run:
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        run.kill()
+    old = shard_processes(pooled)
+    assert all(map(lives, old))
+    pooled.config = pooled.config.model_copy(update={"rollout": RolloutSettings()})
+    with pooled.started() as run:
+        wait_until(lambda: not any(map(lives, old)), "a shard of the killed run lives on", 90)
+        pooled.open_gate()
+        assert run.wait(timeout=240) == 0, pooled.log()
+    pooled.check()
+    assert pooled.ledger.starts.end_reason(1) == "superseded"
+    assert set(pooled.rollouts.deciding_claims().values()) == {3}
+
+
+def test_a_second_start_is_refused_while_the_first_lives(campaign: Campaign):
+    with campaign.started() as run:
+        wait_until(campaign.waiting, campaign.log())
+        second = Campaign(campaign.config, campaign.gate, campaign.folder / "second")
+        second.folder.mkdir()
+        with second.started() as other:
+            assert other.wait(timeout=60) != 0
+        assert f"is carried on by flow run {campaign.config.run_id}, process {run.pid} on host" in (
+            second.log()
+        )
+        assert run.poll() is None
+
+
+def test_a_shard_whose_worker_died_with_it_is_replaced(
+    pooled: Campaign,
+    api: Api,
+    prefect_api: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: ChildProcess,
+):
+    """Prefect leaves its run in the state Running."""
+    monkeypatch.setattr(shard_runs, "_LOST_SECONDS", 20.0)
+    env = os.environ | {"PREFECT_API_URL": prefect_api}
+    failed: list[BaseException] = []
+    is_done = threading.Event()
+
+    def kill_and_start_another() -> None:
+        try:
+            wait_until(lambda: len(pooled.waiting()) >= 16, "no shards")
+            victims = shard_processes(pooled)
+            kill_all(worker)
+            assert not any(map(lives, victims))
+            pooled.open_gate()
+            with start_worker(PREFECT, tmp_path / "worker.log", env):
+                is_done.wait(300)
+        except BaseException as error:  # noqa: BLE001 - of another thread; raised below
+            failed.append(error)
+
+    thread = threading.Thread(target=kill_and_start_another)
+    thread.start()
+    try:
+        train(pooled.config)
+    finally:
+        is_done.set()
+        thread.join()
+    assert not failed, failed
+    pooled.check()
+    messages = [
+        run["state"]["message"]
+        for run in api.of_run("flow_runs", pooled.config.run_id)
+        if run["state_type"] == "CRASHED"
+    ]
+    assert len(messages) == 2
+    assert all("given up and replaced: process" in message for message in messages)
+
+
+def test_a_run_outlives_an_outage_of_its_server(campaign: Campaign, tmp_path: Path):
+    """The server is killed while agents work and started again on its database."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    env = os.environ | SERVER_SETTINGS
+    env |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url}
+    command = [str(PREFECT), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+
+    def healthy() -> bool:
+        with Api(url) as client:
+            return client.is_healthy()
+
+    server = spawn(command, tmp_path / "server.log", env)
+    try:
+        wait_until(healthy, "no server")
+        with campaign.started(url) as run:
+            wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log())
+            kill_all(server)
+            server.stop()
+            time.sleep(10)
+            server = spawn(command, tmp_path / "server.log", env)
+            campaign.open_gate()
+            assert run.wait(timeout=240) == 0, campaign.log()
+        campaign.check()
+        with Api(url) as client:
+            found = states(client, campaign)
+        assert set(found.values()) == {"COMPLETED"}, found
+    finally:
+        server.stop()
