@@ -295,12 +295,15 @@ def _check_coverage(
     if {k: v for k, v in stated["reasons"].items() if v} != dict(reasons):
         yield Violation("coverage", f"{name}: reasons are {dict(reasons)}, not {stated['reasons']}")
     dropped = Counter(row["drop_reason"] for row in batch if row["drop_reason"] is not None)
+    kept = [row for row in batch if row["drop_reason"] is None]
+    trained = [row for row in kept if any(row["response_mask"])]
     built = {
         "built": len(batch),
-        "trained": len(batch) - sum(dropped.values()),
+        "trained": len(trained),
+        "masked": len(kept) - len(trained),
         "dropped": dict(dropped),
     }
-    if built != manifest["rows"]:
+    if built != {"masked": 0} | manifest["rows"]:
         yield Violation("rows", f"{name}: rows are {built}, the manifest says {manifest['rows']}")
 
 

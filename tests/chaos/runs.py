@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from agl_core.config import RolloutSettings, RunConfig
+from agl_core.failures import FailureSettings
 from tests.chaos.agents import Plan
 from tests.conftest import small_run
 
@@ -18,19 +19,21 @@ def chaos_config(engine_url: str, ledger: str, run_id: str, **overrides: Any) ->
     """Return 2 iterations of 4 x 4 rollouts and 4 to validate, with short deadlines."""
     rollout = {
         "timeout_seconds": 2.0,
-        "retry_delay_seconds": 0.05,
-        "max_attempts": MAX_ATTEMPTS,
-        "retry": ("infra_error", "timeout", "agent_error", "no_trace", "no_reward"),
         "flush_rollouts": 4,
         "concurrency": 8,
         "max_leaked_threads": 64,
     } | overrides.pop("rollout", {})
+    policy = {"attempts": MAX_ATTEMPTS, "delay_seconds": 0.05, "backoff": 1.0}
+    kinds = ("agent_error", "timeout", "infra_error", "no_trace", "no_reward")
     iterations = overrides.pop("iterations", 2)
     config = small_run(
         engine_url,
         ledger,
         run_id=run_id,
         rollout=RolloutSettings(**rollout),
+        failures=FailureSettings.model_validate(
+            {"min_success_fraction": 0.1} | dict.fromkeys(kinds, policy)
+        ),
         agent=overrides.pop("agent", "tests.chaos.agents:solve"),
         **overrides,
     )
