@@ -4,7 +4,9 @@ import asyncio
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -49,6 +51,15 @@ def run_here(
     except Exception as error:  # noqa: BLE001 - how it ended is what is asked
         return error
     return None
+
+
+@contextmanager
+def in_thread(action: Callable[[], object]) -> Generator[None]:
+    """Run an action beside the enclosed code, wait for it, and raise what it raised."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(action)
+        yield
+        future.result()
 
 
 def _child(config_json: str, stages: Connection, log: str) -> None:

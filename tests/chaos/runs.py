@@ -23,6 +23,7 @@ def chaos_config(engine_url: str, ledger: str, run_id: str, **overrides: Any) ->
         "concurrency": 8,
         "max_leaked_threads": 64,
     } | overrides.pop("rollout", {})
+    limits = {"min_success_fraction": 0.1} | overrides.pop("failures", {})
     policy = {"attempts": MAX_ATTEMPTS, "delay_seconds": 0.05, "backoff": 1.0}
     kinds = ("agent_error", "timeout", "infra_error", "no_trace", "no_reward")
     iterations = overrides.pop("iterations", 2)
@@ -31,9 +32,7 @@ def chaos_config(engine_url: str, ledger: str, run_id: str, **overrides: Any) ->
         ledger,
         run_id=run_id,
         rollout=RolloutSettings(**rollout),
-        failures=FailureSettings.model_validate(
-            {"min_success_fraction": 0.1} | dict.fromkeys(kinds, policy)
-        ),
+        failures=FailureSettings.model_validate(dict.fromkeys(kinds, policy) | limits),
         agent=overrides.pop("agent", "tests.chaos.agents:solve"),
         **overrides,
     )
@@ -77,12 +76,16 @@ def without(rows: Sequence[dict[str, Any]], indices: set[int]) -> list[dict[str,
     return [row for row in rows if row["index"] not in indices]
 
 
+def requests(ledger: Path, run_id: str, iteration: int = 0) -> list[dict[str, Any]]:
+    """Return the training rollouts that an iteration asked for."""
+    folder = ledger / "runs" / run_id / "iterations" / f"{iteration:06d}"
+    return pq.read_table(folder / "rollouts/train/requests.parquet").to_pylist()
+
+
 def chosen(ledger: Path, run_id: str, iteration: int, plan: Plan) -> dict[int, str]:
     """Return how the training rollouts that a plan chooses are ill, by index."""
-    folder = ledger / "runs" / run_id / "iterations" / f"{iteration:06d}"
-    requests = pq.read_table(folder / "rollouts/train/requests.parquet").to_pylist()
     return {
         row["index"]: plan.kind_of(row["row"], row["sample"])
-        for row in requests
+        for row in requests(ledger, run_id, iteration)
         if plan.chooses(row["row"], row["sample"])
     }
