@@ -23,6 +23,8 @@ from tests.chaos.servers import MortalPool, MortalServer
 
 _SECONDS = {"rollout": 0.6, "update": 0.8, "evaluate": 0.4}
 """Within which a kill comes after its stage began; elsewhere 0.05 s."""
+_SHARES = (0.1, 0.3, 0.6)
+"""Of a bucket's requests; botocore and s3fs send each again, 25 times together."""
 ROLLOUT_STAGES = ("rollout", "evaluate")
 
 
@@ -271,14 +273,14 @@ def _well(seed: int, arrival: int) -> str | None:
     return None
 
 
-def ill_storage(*kinds: str) -> Injector:
+def ill_storage(*kinds: str, share: float | None = None) -> Injector:
     """A bucket that fails for a share of the requests of one stage."""
 
     def inject(world: World, case: Case) -> Disturbed:
         rng = case.rng
         at = _at(world, case, rng)
         bucket = world.bucket()
-        bucket.seed, bucket.share, bucket.hits = case.seed, rng.choice((0.2, 0.5, 0.8)), 0
+        bucket.seed, bucket.share, bucket.hits = case.seed, share or rng.choice(_SHARES), 0
 
         def on_stage(iteration: int, stage: str) -> None:
             bucket.kinds = kinds if (iteration, stage) == at else ()

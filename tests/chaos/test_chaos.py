@@ -50,7 +50,7 @@ def world(
             # Prefect's client leaves connections to the dead server.
             marks=pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
         ),
-        (Case("S3", "rollout", 1), ill_storage(*S3_FAULTS)),
+        (Case("S3", "rollout", 1), ill_storage(*S3_FAULTS, share=0.2)),
         (Case("model, for a while", "rollout", 1), ill_model(*MODEL_FAULTS, times=2)),
         (Case("model, for ever", "rollout", 2), ill_model(*MODEL_FAULTS, times=ALWAYS)),
         (
