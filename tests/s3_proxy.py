@@ -32,6 +32,8 @@ class Reply:
     status: int
     headers: list[tuple[str, str]]
     body: bytes
+    num_sent: int | None = None
+    """Bytes of the body that arrive before the connection ends; None for all."""
 
 
 Forward = Callable[[Request], Reply]
@@ -140,7 +142,7 @@ def s3_proxy(backend: str, behave: Behaviour = honest) -> Iterator[S3Proxy]:
             )
             self.send_header("connection", "close")
             self.end_headers()
-            self.wfile.write(reply.body)
+            self.wfile.write(reply.body[: reply.num_sent])
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
 
