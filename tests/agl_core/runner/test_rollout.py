@@ -301,6 +301,7 @@ async def test_bad_request_is_an_agent_error(bench):
 async def test_reward_without_a_call_is_no_trace(bench):
     outcome = (await bench.run(lambda task, llm: 1.0)).outcome
     assert outcome.kind is FailureKind.NO_TRACE
+    assert outcome.reward is None
     assert "no model call was recorded" in outcome.message
     assert outcome.reward == 1.0
 
