@@ -78,7 +78,7 @@ def _judge(result: AttemptResult, spans: Sequence[ReadableSpan]) -> Ending:
         message = "the agent returned spans; the pipeline takes those that its tracer recorded"
         return replace(ending, kind=FailureKind.AGENT_ERROR, reward=None, message=message)
     if reason := _trace_gap(spans):
-        return replace(ending, kind=FailureKind.NO_TRACE, message=reason)
+        return replace(ending, kind=FailureKind.NO_TRACE, reward=None, message=reason)
     if ending.reward is None:
         message = "the agent neither returned nor emitted a reward"
         return replace(ending, kind=FailureKind.NO_REWARD, message=message)

@@ -39,7 +39,7 @@ class AttemptOutcome(BaseModel):
     """1-based number of the attempt."""
     kind: FailureKind
     reward: float | None
-    """Final reward; None unless the agent gave one."""
+    """Final reward; None where the attempt did not succeed (what an agent gave is in its spans)."""
     message: str
     """What went wrong in one sentence; empty where the attempt succeeded."""
     traceback: str
