@@ -18,7 +18,7 @@ from agl_core.errors import TraceError
 from agl_core.ledger.tables import BATCH_ROWS
 from agl_core.trajectory.breaks import Vocabulary, breaks_table, find_breaks
 from agl_core.trajectory.credit import Credit, assign_credit
-from agl_core.trajectory.cut import cut_long, join_notes
+from agl_core.trajectory.cut import Cut, Limit, join_notes
 from agl_core.trajectory.filters import drop_groups, is_kept, row_reasons
 from agl_core.trajectory.join import join_calls, keep_apart
 from agl_core.trajectory.layout import CallColumns, RowLayout
@@ -67,15 +67,25 @@ def build_batch(
     credit = assign_credit(triplets, settings)
     layout = RowLayout.of(calls, joins)
     first = layout.first
+    prompt = Limit(
+        "prompt",
+        calls.prompts.lengths[first],
+        settings.max_prompt_length,
+        settings.prompt_truncation,
+    )
+    response = Limit(
+        "response", layout.lengths, settings.max_response_length, settings.response_truncation
+    )
     reasons = row_reasons(
         settings,
         comparable=comparable[first],
         unusable=credit.unusable[first],
-        prompt_lengths=calls.prompts.lengths[first],
-        response_lengths=layout.lengths,
+        prompt=prompt,
+        response=response,
         unfinished=calls.is_cut_short[layout.last],
     )
-    _refuse_long(triplets, calls, layout, reasons, settings)
+    for limit in (prompt, response):
+        _refuse_long(triplets, first, limit, reasons)
     reasons = drop_groups(
         reasons,
         settings,
@@ -83,7 +93,9 @@ def build_batch(
         index=calls.index[first],
         rollout_reward=credit.rollout[first],
     )
-    rows = _to_table(triplets, calls, layout, credit, reasons, settings)
+    in_batch = is_kept(reasons)
+    cuts = prompt.cut(in_batch), response.cut(in_batch)
+    rows = _to_table(triplets, calls, layout, credit, reasons, cuts, settings)
     tokens = count_tokens(
         int(calls.responses.lengths.sum()),
         np.bincount(layout.row, layout.num_sampled, minlength=len(rows)).astype(np.int64),
@@ -92,31 +104,16 @@ def build_batch(
     return Batch(rows, breaks_table(breaks, joins, triplets), tokens)
 
 
-def _refuse_long(
-    triplets: pa.Table,
-    calls: CallColumns,
-    layout: RowLayout,
-    reasons: np.ndarray,
-    settings: BatchSettings,
-) -> None:
-    """Raise for the first row that is too long where the settings say `error`."""
-    for part, lengths, limit, policy in (
-        (
-            "prompt",
-            calls.prompts.lengths[layout.first],
-            settings.max_prompt_length,
-            settings.prompt_truncation,
-        ),
-        ("response", layout.lengths, settings.max_response_length, settings.response_truncation),
-    ):
-        bad = np.flatnonzero((lengths > limit) & is_kept(reasons))
-        if policy == "error" and len(bad):
-            call = int(layout.first[bad[0]])
-            raise TraceError(
-                f"rollout {triplets['rollout_id'][call]}: the {part} of its row from call "
-                f"{triplets['call_index'][call]} on has {lengths[bad[0]]} tokens, above the limit "
-                f"of {limit}; raise the limit, or choose another truncation than 'error'"
-            )
+def _refuse_long(triplets: pa.Table, first: np.ndarray, limit: Limit, reasons: np.ndarray) -> None:
+    """Raise for the first row that would be in the batch and is too long to be there."""
+    bad = np.flatnonzero(limit.is_exceeded("error") & is_kept(reasons))
+    if len(bad):
+        call = int(first[bad[0]])
+        raise TraceError(
+            f"rollout {triplets['rollout_id'][call]}: the {limit.part} of its row from call "
+            f"{triplets['call_index'][call]} on has {limit.lengths[bad[0]]} tokens, above the "
+            f"limit of {limit.limit}; raise the limit, or choose another truncation than 'error'"
+        )
 
 
 def _to_table(
@@ -125,24 +122,11 @@ def _to_table(
     layout: RowLayout,
     credit: Credit,
     reasons: np.ndarray,
+    cuts: tuple[Cut, Cut],
     settings: BatchSettings,
 ) -> pa.Table:
-    """Return the rows, cut where the settings say so."""
-    first, in_batch = layout.first, is_kept(reasons)
-    prompt = cut_long(
-        "prompt",
-        calls.prompts.lengths[first],
-        settings.max_prompt_length,
-        settings.prompt_truncation,
-        in_batch,
-    )
-    response = cut_long(
-        "response",
-        layout.lengths,
-        settings.max_response_length,
-        settings.response_truncation,
-        in_batch,
-    )
+    """Return the rows with their prompts and responses cut."""
+    first, (prompt, response) = layout.first, cuts
     starts, kept = starts_of(layout.lengths) + response.left, response.kept
     ids, logprobs, codes = (take_ranges(v, starts, kept) for v in layout.spread(calls))
     mask = (codes >= 0).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Cutting what is too long."""
+"""Limits on the lengths of rows, and cutting what is too long."""
 
 from dataclasses import dataclass
 
@@ -19,22 +19,28 @@ class Cut:
     """[N] what was cut, such as `prompt_left`; None where nothing was."""
 
 
-def cut_long(
-    part: str, lengths: np.ndarray, limit: int, policy: Truncation, in_batch: np.ndarray
-) -> Cut:
-    """Return what is kept of rows that are in the batch; others stay whole.
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long one part of N rows may be."""
 
-    Args:
-        part: `prompt` or `response`, for the note.
-        lengths: [N]
-        limit: Tokens.
-        policy: Rows that it drops or refuses are not in the batch.
-        in_batch: [N] bool.
-    """
-    too_many = np.where(in_batch, np.maximum(lengths - limit, 0), 0)
-    left = too_many if policy == "left" else np.zeros_like(too_many)
-    note = f"{part}_{policy}"
-    return Cut(left, lengths - too_many, [note if cut else None for cut in too_many])
+    part: str
+    """`prompt` or `response`."""
+    lengths: np.ndarray
+    """[N] tokens."""
+    limit: int
+    """Tokens."""
+    policy: Truncation
+
+    def is_exceeded(self, policy: Truncation) -> np.ndarray:
+        """Return [N] bool, True where a row is too long and this policy is the one that applies."""
+        return (self.lengths > self.limit) & (self.policy == policy)
+
+    def cut(self, in_batch: np.ndarray) -> Cut:
+        """Return what is kept of rows that are in the batch ([N] bool); others stay whole."""
+        too_many = np.where(in_batch, np.maximum(self.lengths - self.limit, 0), 0)
+        left = too_many if self.policy == "left" else np.zeros_like(too_many)
+        note = f"{self.part}_{self.policy}"
+        return Cut(left, self.lengths - too_many, [note if cut else None for cut in too_many])
 
 
 def join_notes(one: Cut, other: Cut) -> list[str | None]:

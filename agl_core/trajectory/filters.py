@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from agl_core.trajectory.cut import Limit
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.outcome import DropReason
 
@@ -11,30 +12,28 @@ def row_reasons(
     *,
     comparable: np.ndarray,
     unusable: np.ndarray,
-    prompt_lengths: np.ndarray,
-    response_lengths: np.ndarray,
+    prompt: Limit,
+    response: Limit,
     unfinished: np.ndarray,
 ) -> np.ndarray:
     """Return for each of N rows why it is dropped on its own account; the first reason counts.
 
     Args:
-        settings: Limits and policies.
+        settings: Says what becomes of unfinished rows.
         comparable: [N] bool, sampled at the run's temperature.
         unusable: [N] bool, without a reward that counts.
-        prompt_lengths: [N]
-        response_lengths: [N]
+        prompt: Of the N rows.
+        response: Of the N rows.
         unfinished: [N] bool, whether the length limit ended the last response.
 
     Returns:
         [N] strings, None for the rows that are left.
     """
-    long_prompt = prompt_lengths > settings.max_prompt_length
-    long_response = response_lengths > settings.max_response_length
     rules = (
         (~comparable, DropReason.OTHER_TEMPERATURE),
         (unusable, DropReason.UNUSABLE_REWARD),
-        (long_prompt & (settings.prompt_truncation == "drop"), DropReason.PROMPT_TOO_LONG),
-        (long_response & (settings.response_truncation == "drop"), DropReason.RESPONSE_TOO_LONG),
+        (prompt.is_exceeded("drop"), DropReason.PROMPT_TOO_LONG),
+        (response.is_exceeded("drop"), DropReason.RESPONSE_TOO_LONG),
         (unfinished & (settings.unfinished == "drop"), DropReason.UNFINISHED),
     )
     reasons = np.full(len(comparable), None, dtype=object)

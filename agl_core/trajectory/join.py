@@ -59,26 +59,22 @@ def join_calls(
         rollout: [C] ascending; the calls of each in the order in which they were made.
         comparable: [C] bool; other calls are rows of their own that no call continues.
     """
-    context_lengths = prompts.lengths + responses.lengths
     shared = np.zeros(len(prompts), dtype=np.int64)
     forked = np.zeros(len(prompts), dtype=bool)
     before = np.full(len(prompts), -1)
-    taken = np.zeros(len(prompts), dtype=bool)
-    for call, contexts in _candidates(prompts, responses, rollout, comparable):
-        for context in contexts:
-            if taken[context] and forked[call]:
-                continue
-            if not _continues(prompts, responses, call, context):
-                continue
-            if taken[context]:
-                forked[call] = True
-                continue
-            taken[context] = True
-            before[call] = context
-            shared[call] = context_lengths[context]
-            forked[call] = False
-            break
-    return Joins(_number_rows(before), shared, forked)
+    for low, high in _blocks(prompts.lengths, rollout):
+        found = _search(prompts, responses, rollout, slice(low, high))
+        open_calls: dict[int, list[int]] = {}  # by their contexts
+        for call in (low + np.flatnonzero(comparable[low:high])).tolist():
+            for key in found.keys_of(call - low):
+                contexts = open_calls.get(key)
+                if contexts and _continues(prompts, responses, call, contexts[-1]):
+                    before[call] = context = contexts.pop()
+                    shared[call] = prompts.lengths[context] + responses.lengths[context]
+                    break
+                forked[call] |= contexts is not None and not contexts
+            open_calls.setdefault(found.own_key[call - low], []).append(call)
+    return Joins(_number_rows(before), shared, forked & (before < 0))
 
 
 def _number_rows(before: np.ndarray) -> np.ndarray:
@@ -97,36 +93,38 @@ def _continues(prompts: Ragged, responses: Ragged, call: int, context: int) -> b
     )
 
 
-def _candidates(
-    prompts: Ragged, responses: Ragged, rollout: np.ndarray, comparable: np.ndarray
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield each call with the contexts that its prompt seems to start with, the best one first."""
-    longest = int((prompts.lengths + responses.lengths).max(initial=0))
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Which contexts the prompts of some calls start with, by hash. Equal contexts have one key."""
+
+    own_key: list[int]
+    """Of each call's own context."""
+    keys: list[int]
+    """Of the contexts that a prompt starts with, longest first, of all calls in turn."""
+    ends: list[int]
+    """Where each call's part of `keys` ends."""
+
+    def keys_of(self, call: int) -> list[int]:
+        return self.keys[self.ends[call - 1] if call else 0 : self.ends[call]]
+
+
+def _search(prompts: Ragged, responses: Ragged, rollout: np.ndarray, block: slice) -> _Found:
+    """Compare the hash of every prefix of every prompt with the hashes of the contexts."""
+    longest = int((prompts.lengths + responses.lengths)[block].max())
     generator = np.random.default_rng(0)  # any constants do: joins are compared id by id
     factors = generator.integers(1 << 63, size=longest, dtype=np.uint64) | np.uint64(1)
-    for low, high in _blocks(prompts.lengths, rollout):
-        block = slice(low, high)
-        _, salts = np.unique(rollout[block], return_inverse=True)
-        salts = (salts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        prefixes, contexts = _hashes(prompts, responses, block, factors, salts)
-        usable = np.flatnonzero(comparable[block])
-        by_key = usable[np.argsort(contexts[usable], kind="stable")]
-        keys = contexts[by_key]
-        places = _places_of(prefixes, keys)
-        left = np.searchsorted(keys, prefixes[places], side="left")
-        counts = np.searchsorted(keys, prefixes[places], side="right") - left
-        starts = starts_of(prompts.lengths[block])
-        calls = np.repeat(np.searchsorted(starts, places, side="right") - 1, counts)
-        lengths = np.repeat(places, counts) - starts[calls] + 1
-        found = by_key[ranges(left, counts)]
-        context_lengths = (prompts.lengths + responses.lengths)[block]
-        good = (found < calls) & comparable[block][calls] & (context_lengths[found] == lengths)
-        calls, found, lengths = calls[good], found[good], lengths[good]
-        order = np.lexsort((-found, -lengths, calls))
-        calls, found = calls[order], found[order]
-        firsts = np.flatnonzero(np.diff(calls, prepend=-1))
-        for group in np.split(np.arange(len(calls)), firsts[1:]) if len(calls) else ():
-            yield low + int(calls[group[0]]), (low + found[group]).tolist()
+    _, salts = np.unique(rollout[block], return_inverse=True)
+    salts = (salts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    prefixes, contexts = _hashes(prompts, responses, block, factors, salts)
+    hashes, own_key = np.unique(contexts, return_inverse=True)
+    places = _places_of(prefixes, hashes)
+    keys = np.minimum(np.searchsorted(hashes, prefixes[places]), len(hashes) - 1)
+    is_there = hashes[keys] == prefixes[places]
+    starts = starts_of(prompts.lengths[block])
+    calls = np.searchsorted(starts, places[is_there], side="right") - 1
+    order = np.lexsort((-places[is_there], calls))
+    ends = np.cumsum(np.bincount(calls, minlength=len(own_key)))
+    return _Found(own_key.tolist(), keys[is_there][order].tolist(), ends.tolist())
 
 
 def _blocks(lengths: np.ndarray, rollout: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,10 @@ def test_an_iterations_page_states_rewards_coverage_and_where_the_record_is(trai
     assert "| 16 | 16 | 0 | 0 | 0 | 0 | 0 |" in page
     assert "the-ledger/runs/trained/iterations/000000/manifest.json" in page
     assert manifest.content_digest in page
+    assert manifest.tokens is not None
+    assert manifest.tokens.trained == manifest.tokens.sampled > 0
+    sampled = manifest.tokens.sampled
+    assert f"- tokens: {sampled} sampled, {sampled} trained, 0 masked; breaks: none" in page
 
 
 def test_a_runs_page_has_a_row_for_each_iteration(trained: RunLedger):

@@ -78,7 +78,7 @@ def _rewards(draw: st.DrawFn) -> list[dict[str, Any]]:
 def batch_settings(draw: st.DrawFn) -> BatchSettings:
     """Any settings but truncation `error`, with limits that some rows exceed."""
     credit = draw(st.sampled_from(["final", "per_call", "discounted", "sum"]))
-    cuts = st.sampled_from(["drop", "left", "right"])
+    cuts = st.sampled_from(["drop", "left", "left", "right"])
     return BatchSettings(
         level=draw(st.sampled_from(["transition", "trajectory", "trajectory"])),
         max_prompt_length=draw(st.integers(1, 8)),
@@ -89,9 +89,9 @@ def batch_settings(draw: st.DrawFn) -> BatchSettings:
         credit=credit,
         discount=0.5 if credit == "discounted" else 1.0,
         reward_weights=draw(
-            st.sampled_from([None, {"accuracy": 1.0, "format": 0.25}, {"primary": 2.0}])
+            st.sampled_from([None, None, None, {"accuracy": 1.0, "format": 0.25}, {"primary": 2.0}])
         ),
         drop_equal_rewards=draw(st.booleans()),
-        min_group_size=draw(st.integers(1, 3)),
+        min_group_size=draw(st.sampled_from([1, 1, 2, 3])),
         temperature=1.0,
     )

@@ -167,6 +167,25 @@ def test_calls_at_another_temperature_are_dropped():
     assert reasons(rows) == ["other_temperature", None, None]
 
 
+def test_an_unbroken_rollout_is_one_row_with_every_token_once():
+    prompts = [list(range(20 + 15 * turn)) for turn in range(8)]
+    calls = [
+        {
+            **PAIR[0],
+            "call_index": turn,
+            "prompt_ids": prompt,
+            **response(list(range(len(prompt), len(prompt) + 10))),
+        }
+        for turn, prompt in enumerate(prompts)
+    ]
+    limits = {"max_prompt_length": 999, "max_response_length": 999, "min_group_size": 1}
+    (row,) = rows_of(*calls, level="trajectory", **limits)
+    assert row["prompt_ids"] + row["response_ids"] == list(range(20 + 7 * 15 + 10))
+    assert sum(row["response_mask"]) == 8 * 10
+    each = rows_of(*calls, **limits)
+    assert sum(len(r["prompt_ids"]) + len(r["response_ids"]) for r in each) == 8 * 30 + 28 * 15
+
+
 def test_a_call_at_another_temperature_is_an_observation_of_the_calls_around_it():
     calls = (
         PAIR[0],

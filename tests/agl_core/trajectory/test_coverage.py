@@ -1,6 +1,8 @@
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from agl_core.ledger.tables import BATCH_ROWS
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage, summarise_rewards
 from agl_core.types.outcome import Coverage
 from tests.builders import make_outcomes, make_rows
@@ -65,3 +67,14 @@ def test_no_rewards_have_no_mean():
     summary = summarise_rewards(1, outcomes, [], pass_reward=1.0, policy_version="v000000")
     assert summary.mean_reward is None
     assert summary.pass_rate is None
+
+
+def test_a_rollout_whose_rows_have_no_weight_is_masked():
+    rows = make_rows([0, 0, 1, 1], [None, None, None, None]).to_pylist()
+    masks = [[0, 0], [0], [0], [1]]
+    table = pa.Table.from_pylist(
+        [row | {"response_mask": mask} for row, mask in zip(rows, masks, strict=True)],
+        schema=BATCH_ROWS,
+    )
+    coverage = rollout_coverage(2, make_outcomes({"index": 0}, {"index": 1}), table)
+    assert (coverage.trained, coverage.masked, coverage.filtered) == (1, 1, 0)

@@ -124,6 +124,15 @@ def test_a_reward_stays_with_its_call_where_the_response_is_cut():
     assert row["truncated"] == "response_right"
 
 
+def test_a_reward_is_gone_with_its_call_where_the_response_is_cut_at_its_left():
+    left = {"response_truncation": "left", "max_response_length": 3, "level": "trajectory"}
+    other = two_calls([], [entry(0.5, final=True)], reward=0.5, index=1)
+    rows = credited([*other, *EMITTED], credit="per_call", **left)
+    assert [row["token_rewards"] for row in rows] == [[0, 0, 0.5], [0, 0, 1.0]]
+    assert [row["reward"] for row in rows] == [0.5, 1.0]
+    assert [row["rollout_reward"] for row in rows] == [0.5, 1.25], "statistics know of both calls"
+
+
 def test_shuffled_rewards_are_the_same_rewards_dealt_to_other_rollouts():
     before = make_triplets(*ROWS)
     after = shuffle_rewards(before, seed=1)
