@@ -27,4 +27,10 @@ def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
             f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: "
             "set only the run's"
         )
-    return VERL(overrides, config.min_group_size)
+    algorithm = VERL(overrides, config.min_group_size)
+    if algorithm.server_settings:
+        raise ConfigError(
+            f"{', '.join(algorithm.server_settings)}: settings of vLLM, but the policy is served "
+            "by the embedded engine; leave them out"
+        )
+    return algorithm

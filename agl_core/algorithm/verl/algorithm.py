@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.algorithm.base import Experience, IterativeAlgorithm
-from agl_core.algorithm.verl.config import compose, total_steps, uses_reference
+from agl_core.algorithm.verl.config import compose, server_settings, total_steps, uses_reference
 from agl_core.algorithm.verl.estimators import OUTCOME
 from agl_core.algorithm.verl.order import rows_of_step
 from agl_core.algorithm.verl.overrides import Overrides, normalise
@@ -85,6 +85,8 @@ class VERL(IterativeAlgorithm[VERLState]):
         """The user's settings, flat."""
         self.config = compose(self.overrides)
         """VERL's whole configuration with these settings."""
+        self.server_settings = server_settings(self.overrides)
+        """Those of the user's settings that are for the launch of vLLM."""
         needed = 2 if self.config.algorithm.adv_estimator in OUTCOME else 1
         if min_group_size is not None and min_group_size < needed:
             raise ConfigError(

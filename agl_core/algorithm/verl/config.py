@@ -187,6 +187,16 @@ def _settle_micro_batches(config: DictConfig) -> None:
         critic.ppo_micro_batch_size_per_gpu = micro_batch_size
 
 
+def server_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a user's settings that are for vLLM, where they differ from the defaults."""
+    return {
+        key: value
+        for key, value in flat.items()
+        if keys.verdict(key).fate is keys.Fate.SERVER
+        and not _same(_lookup(_defaults(), key), value)
+    }
+
+
 def uses_critic(config: DictConfig) -> bool:
     """Say whether an update needs values of tokens."""
     return config.algorithm.adv_estimator == "gae"

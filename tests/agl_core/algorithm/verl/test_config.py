@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agl_core.algorithm.verl.config import compose, total_steps
+from agl_core.algorithm.verl.config import compose, server_settings, total_steps
 from agl_core.algorithm.verl.overrides import normalise, parse_overrides
 from agl_core.errors import ConfigError
 from tests.agl_core.algorithm.verl.conftest import SETTINGS
@@ -236,6 +236,18 @@ def test_the_calculator_of_agent_lightning_is_accepted_on_a_gpu():
     config = compose(CALC_X, gpu=True)
     assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser == "hermes"
     assert config.actor_rollout_ref.actor.fsdp_config.param_offload is True
+
+
+def test_settings_for_vllm_are_known_where_it_would_be_launched():
+    found = server_settings(normalise(CALC_X))
+    rollout = "actor_rollout_ref.rollout."
+    assert found == {
+        rollout + "tensor_model_parallel_size": 1,
+        rollout + "name": "vllm",
+        rollout + "gpu_memory_utilization": 0.6,
+        rollout + "engine_kwargs.vllm.enable_auto_tool_choice": True,
+        rollout + "engine_kwargs.vllm.tool_call_parser": "hermes",
+    }
 
 
 def test_without_a_gpu_one_message_lists_all_that_must_change():
