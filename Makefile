@@ -24,7 +24,7 @@ endif
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help install demo ui test test-fast check format
+.PHONY: help install demo ui test test-fast test-long check format
 
 help:  ## Show the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -53,7 +53,10 @@ test: check  ## Style, types, layers, and the whole test suite.
 	$(BIN)/python -m pytest
 
 test-fast: $(READY)  ## The tests that take seconds.
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not long'
+
+test-long: $(READY)  ## Tests of more than a few minutes: more seeds, more faults.
+	$(BIN)/python -m pytest -m long
 
 check: $(READY)  ## Style, types and layers.
 	$(BIN)/ruff check .
