@@ -6,7 +6,7 @@ Import `ProxyServer` and `ProxyConfig` from here; they load on first use.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # uvicorn and starlette are weight that agents do not need
-    from agl_core.llm_proxy.app import ProxyConfig
+    from agl_core.llm_proxy.config import ProxyConfig
     from agl_core.llm_proxy.server import ProxyServer
 
 __all__ = ["ProxyConfig", "ProxyServer"]
@@ -14,7 +14,7 @@ __all__ = ["ProxyConfig", "ProxyServer"]
 
 def __getattr__(name: str) -> Any:
     if name == "ProxyConfig":
-        from agl_core.llm_proxy.app import ProxyConfig
+        from agl_core.llm_proxy.config import ProxyConfig
 
         return ProxyConfig
     if name == "ProxyServer":

@@ -1,7 +1,8 @@
 """The recording proxy, running in a thread of this process."""
 
-from agl_core.llm_proxy.app import ProxyConfig, create_app
-from agl_core.tracer.base import Tracer
+from agl_core.llm_proxy.app import ProxyApp
+from agl_core.llm_proxy.config import ProxyConfig
+from agl_core.llm_proxy.handler import CallSource
 from agl_core.types.resources import JsonDict, ProxyLLM
 from agl_core.utils.threaded_server import LOOPBACK, ThreadedServer
 
@@ -11,7 +12,7 @@ class ProxyServer(ThreadedServer):
 
     Args:
         config: What it forwards to, and how.
-        tracer: Where calls are recorded; its open attempts are the ones that are served.
+        calls: Where they are recorded; of a tracer, its open attempts are served.
         host: Address to listen on; any but loopback needs a token in the config.
         port: 0 for a free one.
 
@@ -20,11 +21,12 @@ class ProxyServer(ThreadedServer):
     """
 
     def __init__(
-        self, config: ProxyConfig, tracer: Tracer, host: str = "127.0.0.1", port: int = 0
+        self, config: ProxyConfig, calls: CallSource, host: str = "127.0.0.1", port: int = 0
     ) -> None:
         if host not in LOOPBACK and config.token is None:
             raise ValueError(f"a proxy on {host} needs a token: others can connect there")
-        super().__init__(create_app(config, tracer), host, port)
+        self._proxy = ProxyApp(config, calls)
+        super().__init__(self._proxy, host, port)
         self._token = config.token
 
     def as_resource(self, model: str, sampling_parameters: JsonDict | None = None) -> ProxyLLM:

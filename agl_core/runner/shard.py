@@ -34,7 +34,7 @@ from agl_core.ledger.spans import numeric_annotations, spans_to_table
 from agl_core.ledger.tables import OUTCOMES, SPANS
 from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
-from agl_core.llm_proxy.app import ProxyConfig
+from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id

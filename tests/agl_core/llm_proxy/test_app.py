@@ -104,7 +104,7 @@ def test_agents_key_is_not_forwarded():
         assert "of-the-agent" not in str(setup.last_call().attributes)
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("status", [400, 404])
 def test_backend_error_passes_through_and_is_recorded(status):
     with running() as setup:
         setup.server.fail_next(1, status)
@@ -144,7 +144,10 @@ def test_missing_logprob_is_marked():
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [({"stream": True, "stream_options": 1}, "stream_options"), ({"n": 3, "stream": True}, "n=3")],
+    [
+        ({"stream": True, "stream_options": 1}, "stream_options"),
+        ({"n": 300, "stream": True}, "n=300"),
+    ],
 )
 def test_what_is_not_served_yet_is_refused_and_recorded(body, words):
     with running() as setup:

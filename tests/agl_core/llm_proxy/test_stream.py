@@ -7,14 +7,9 @@ from hypothesis import strategies as st
 
 from agl_core import semconv
 from agl_core.llm_proxy import capture
-from agl_core.llm_proxy.stream import (
-    DONE,
-    EventSplitter,
-    StreamedAnswer,
-    StreamEvent,
-    find_hole,
-    visible_event,
-)
+from agl_core.llm_proxy.events import DONE, EventSplitter, StreamEvent
+from agl_core.llm_proxy.stream import StreamedAnswer, find_hole
+from agl_core.llm_proxy.visible import visible_event
 from tests.streams import to_chunks, to_event, to_events
 
 
