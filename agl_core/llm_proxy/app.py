@@ -27,12 +27,16 @@ from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.dialect import Dialect
 from agl_core.llm_proxy.gate import Gate
 from agl_core.llm_proxy.handler import CallHandler, CallSource
+from agl_core.llm_proxy.messages import MessagesDialect
 from agl_core.llm_proxy.refusal import Refusal, error_response, json_response
+from agl_core.llm_proxy.responses import ResponsesDialect
 from agl_core.llm_proxy.upstream import Upstream
 
 DIALECTS: dict[str, Dialect] = {
     "chat/completions": ChatDialect(),
     "completions": CompletionsDialect(),
+    "messages": MessagesDialect(),
+    "responses": ResponsesDialect(),
 }
 
 

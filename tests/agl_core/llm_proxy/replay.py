@@ -4,13 +4,14 @@ Each recording has the bytes for who asks for nothing, and those for who asks fo
 log-probs and usage, as the proxy does.
 """
 
-import threading
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import openai
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -44,7 +45,6 @@ class ReplayServer:
         """When each piece of the last answer was sent."""
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.gate: threading.Semaphore | None = None
         route = Route("/v1/{kind:path}", self._replay, methods=["POST"])
         self._server = ThreadedServer(Starlette(routes=[route]))
 
@@ -60,8 +60,6 @@ class ReplayServer:
         return f"{self._server.url}/v1"
 
     async def _replay(self, request: Request) -> Response:
-        import asyncio
-
         body = orjson.loads(await request.body())
         self.requests.append(body)
         self.headers.append(dict(request.headers))
@@ -91,8 +89,9 @@ def replaying(recording: Recording, pause_seconds: float = 0.0, **config: Any):
         ReplayServer(recording, pause_seconds) as server,
         ProxyServer(ProxyConfig(backend_url=server.base_url, **config), tracer) as proxy,
         tracer.attempt("ro-1", "at-1") as trace,
+        ExitStack() as clients,
     ):
-        yield Replayed(server, proxy, trace)
+        yield Replayed(server, proxy, trace, clients)
 
 
 @dataclass
@@ -100,6 +99,12 @@ class Replayed:
     server: ReplayServer
     proxy: ProxyServer
     trace: Any
+    clients: ExitStack
+
+    def openai(self, url: str | None = None) -> openai.OpenAI:
+        """Return a client that is closed at the end, through the proxy unless the URL is given."""
+        client = openai.OpenAI(base_url=url or self.url, api_key="x", max_retries=0)
+        return self.clients.enter_context(client)
 
     @property
     def url(self) -> str:

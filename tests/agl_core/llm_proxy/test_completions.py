@@ -45,7 +45,7 @@ STREAM = streamed(
 
 
 def clients(setup):
-    return [openai.OpenAI(base_url=url, api_key="x", max_retries=0) for url in setup.urls]
+    return [setup.openai(url) for url in setup.urls]
 
 
 @pytest.mark.parametrize(("recording", "n"), [(ONE, 1), (TWO, 2)])
