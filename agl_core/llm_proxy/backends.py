@@ -12,18 +12,19 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import httpx
+import aiohttp
 import orjson
 
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.llm_proxy.capture import JsonObject
-from agl_core.utils.connections import Connections
 
 logger = logging.getLogger(__name__)
 
 _SLACK = 4
 """Calls that a preferred server may have above 5/4 of what the least loaded one has."""
-_PROBE_TIMEOUT = httpx.Timeout(5.0).as_dict()
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+"""Calls have a deadline of their own; a connection that does not come about is given up."""
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,46 @@ class Backend:
 
 
 class LiveBackend:
-    """A model server while calls go to it."""
+    """A model server while calls go to it; of one event loop.
+
+    aiohttp and not httpx, which needs three times the CPU time for a call (measured with httpx
+    0.28 and aiohttp 3.14, November 2026).
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.base_url = backend.url.rstrip("/")
-        self.connections = Connections(self.base_url)
         self.num_in_flight = 0
         self.is_up = True
-        self.headers = {"content-type": "application/json"}
+        self._headers = {"content-type": "application/json"}
         if backend.api_key is not None:
-            self.headers["authorization"] = f"Bearer {backend.api_key}"
+            self._headers["authorization"] = f"Bearer {backend.api_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, path: str, content: bytes) -> aiohttp.ClientResponse:
+        """Send a JSON request and return the answer's beginning; the caller reads and closes it.
+
+        Raises:
+            aiohttp.ClientError: No connection, or it broke.
+            TimeoutError: The connection did not come about.
+        """
+        return await self._connected().post(f"{self.base_url}{path}", data=content)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # Proxies in the environment are not for our servers: trust_env stays off.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+                headers=self._headers,
+                timeout=_TIMEOUT,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
 
     def mark(self, *, is_up: bool) -> None:
         """Note whether it can be reached; a change is logged."""
@@ -72,14 +102,11 @@ class LiveBackend:
     async def probe(self) -> None:
         """Ask for its health."""
         url = f"{self.base_url.removesuffix('/v1')}/health"
-        extensions = {"timeout": _PROBE_TIMEOUT}
-        request = httpx.Request("GET", url, headers=self.headers, extensions=extensions)
         try:
-            response = await self.connections.send(request)
-        except httpx.RequestError:
+            async with self._connected().get(url, timeout=_PROBE_TIMEOUT) as response:
+                self.mark(is_up=response.status < 500)
+        except (aiohttp.ClientError, TimeoutError):
             self.mark(is_up=False)
-        else:
-            self.mark(is_up=response.status_code < 500)
 
 
 class Backends:
@@ -152,12 +179,12 @@ class Backends:
         idle = [live for live in self._retired if not live.num_in_flight]
         self._retired = [live for live in self._retired if live.num_in_flight]
         for live in idle:
-            await live.connections.close()
+            await live.close()
 
     async def close(self) -> None:
         """Close all connections that no call uses."""
         for live in (*self._live, *self._retired):
-            await live.connections.close()
+            await live.close()
 
     def _find_able(self, model: object) -> list[LiveBackend]:
         able = [live for live in self._live if live.backend.model in (None, model)]

@@ -8,26 +8,24 @@ handed on as it is. A 500 gets two more tries only: most are the request's own f
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
-import httpx
+import aiohttp
 import orjson
 import tenacity
 
 from agl_core.errors import UpstreamError
 from agl_core.llm_proxy.backends import Backends, LiveBackend
 from agl_core.llm_proxy.capture import JsonObject
-from agl_core.utils.connections import OpenResponse
 
 logger = logging.getLogger(__name__)
 
 _RETRIABLE_BELOW_500 = frozenset({408, 409, 429})
 _FINAL = frozenset({501, 505})
 _MAX_TRIES_OF_500 = 3
-_TIMEOUT = httpx.Timeout(None, connect=10.0).as_dict()
-"""The deadline bounds the whole; a connection that does not come about is given up and retried."""
+_BROKEN = (aiohttp.ClientError, ConnectionError)
 _BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10.0) + tenacity.wait_random(0.0, 0.2)
 
 
@@ -36,7 +34,8 @@ class UpstreamReply:
     """What the model server answered, whatever its status."""
 
     status: int
-    headers: httpx.Headers
+    headers: Mapping[str, str]
+    """By names in any case."""
     content: bytes
 
 
@@ -46,7 +45,7 @@ class UpstreamStream:
     Whoever gets it closes it. Iteration gives its bytes as they arrive.
 
     Args:
-        opened: The answer.
+        response: The answer.
         chunks: Its bytes after the first ones.
         first: Its first bytes.
         deadline: When the whole must have ended, in the event loop's time.
@@ -57,15 +56,15 @@ class UpstreamStream:
 
     def __init__(
         self,
-        opened: OpenResponse,
-        chunks: AsyncGenerator[bytes],
+        response: aiohttp.ClientResponse,
+        chunks: AsyncIterator[bytes],
         first: bytes,
         deadline: float,
         on_close: Callable[[], None],
     ) -> None:
-        self.headers = opened.response.headers
+        self.headers: Mapping[str, str] = response.headers
         self.deadline = deadline
-        self._opened = opened
+        self._response = response
         self._chunks = chunks
         self._first = first
         self._on_close = on_close
@@ -80,18 +79,15 @@ class UpstreamStream:
         try:
             async for chunk in self._chunks:
                 yield chunk
-        except httpx.TransportError as error:
+        except _BROKEN as error:
             raise UpstreamError(
-                f"the model server's stream broke off: {type(error).__name__}: {error}"
+                f"the model server's stream broke off: {error}"
             ) from error
 
     async def close(self) -> None:
         """Stop reading; the model server sees its connection close if it still writes."""
-        try:
-            await self._chunks.aclose()
-            await self._opened.close()
-        finally:
-            self._on_close()
+        self._response.close()
+        self._on_close()
 
 
 class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like TimeoutError's relatives in httpx
@@ -144,15 +140,15 @@ class Upstream:
             raise UpstreamTimeout(
                 f"the model server did not answer within {self.deadline_seconds:g} s"
             ) from error
-        except httpx.TransportError as error:
+        except _BROKEN as error:
             raise UpstreamError(
-                f"cannot reach the model server: {type(error).__name__}: {error}"
+                f"cannot reach the model server: {error}"
             ) from error
         return reply
 
     async def _send(self, call: "_Call") -> UpstreamReply | UpstreamStream:
         tries = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(httpx.TransportError)
+            retry=tenacity.retry_if_exception_type(_BROKEN)
             | tenacity.retry_if_result(call.is_to_be_retried),
             wait=call.wait_seconds,
             stop=tenacity.stop_after_attempt(self.max_tries)
@@ -183,7 +179,7 @@ class _Call:
         try:
             reply = await self._open(live)
             is_open = isinstance(reply, UpstreamStream)
-        except httpx.TransportError:
+        except _BROKEN:
             self._failed.add(live)
             live.mark(is_up=False)
             raise
@@ -217,30 +213,23 @@ class _Call:
         return _BACKOFF(state)
 
     async def _open(self, live: LiveBackend) -> UpstreamReply | UpstreamStream:
-        request = httpx.Request(
-            "POST",
-            f"{live.base_url}{self._path}",
-            headers=live.headers,
-            content=orjson.dumps(_in_dialect_of(live, self._asked)),
-            extensions={"timeout": _TIMEOUT},
-        )
-        if not self._asked.get("stream"):
-            response = await live.connections.send(request)
-            return UpstreamReply(response.status_code, response.headers, response.content)
-        opened = await live.connections.open(request)
-        response, is_handed_on = opened.response, False
+        content = orjson.dumps(_in_dialect_of(live, self._asked))
         try:
-            is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-            if response.status_code != 200 or not is_stream:
-                content = await response.aread()
-                return UpstreamReply(response.status_code, response.headers, content)
-            chunks = cast("AsyncGenerator[bytes]", response.aiter_bytes())
+            response = await live.post(self._path, content)
+        except TimeoutError as error:  # of the connection: the deadline cancels
+            raise ConnectionError("no connection came about in time") from error
+        is_handed_on = False
+        try:
+            is_stream = response.content_type == "text/event-stream"
+            if response.status != 200 or not is_stream or not self._asked.get("stream"):
+                return UpstreamReply(response.status, response.headers, await response.read())
+            chunks = response.content.iter_any()
             first = await anext(chunks, b"")
             is_handed_on = True
-            return UpstreamStream(opened, chunks, first, self._deadline, live.release)
+            return UpstreamStream(response, chunks, first, self._deadline, live.release)
         finally:
             if not is_handed_on:
-                await opened.close()
+                response.release()
 
 
 def _in_dialect_of(live: LiveBackend, asked: JsonObject) -> JsonObject:
