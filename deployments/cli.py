@@ -27,6 +27,7 @@ from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
 from deployments.interrupt import ends_promptly
+from deployments.proxy_command import proxy
 from deployments.store_command import store
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ app.add_typer(ledger_app, name="ledger")
 dataset_app = typer.Typer(no_args_is_help=True, help="Publish versions of datasets.")
 app.add_typer(dataset_app, name="dataset")
 app.command()(store)
+app.command()(proxy)
 
 STATE_FOLDER = Path(".agl")
 _FAILED_DRAIN_SECONDS = 15.0

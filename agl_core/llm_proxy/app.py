@@ -9,8 +9,9 @@ dialect. An agent's API key is neither forwarded nor logged.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,7 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from agl_core.errors import TransientError
 from agl_core.llm_proxy.accounts import Accounts
+from agl_core.llm_proxy.admin import AdminRoutes
 from agl_core.llm_proxy.attribution import find_kind
 from agl_core.llm_proxy.backends import Backends
 from agl_core.llm_proxy.chat import ChatDialect
@@ -30,7 +33,10 @@ from agl_core.llm_proxy.handler import CallHandler, CallSource
 from agl_core.llm_proxy.messages import MessagesDialect
 from agl_core.llm_proxy.refusal import Refusal, error_response, json_response
 from agl_core.llm_proxy.responses import ResponsesDialect
+from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream
+
+logger = logging.getLogger(__name__)
 
 DIALECTS: dict[str, Dialect] = {
     "chat/completions": ChatDialect(),
@@ -53,6 +59,7 @@ class ProxyApp:
         self.gate = Gate()
         self.accounts = Accounts(config.prices)
         self._config = config
+        self._calls = calls
         upstream = Upstream(
             self.backends,
             deadline_seconds=config.deadline_seconds,
@@ -61,7 +68,7 @@ class ProxyApp:
         self._handler = CallHandler(config, calls, upstream, self.gate, self.accounts)
         self._upstream = upstream
         self._others = Starlette(
-            routes=[Route("/health", _health, methods=["GET"])],
+            routes=[Route("/health", _health, methods=["GET"]), *self._admin_routes()],
             exception_handlers={404: _unknown_path, 405: _unknown_path},
             lifespan=self._lifespan,
         )
@@ -77,16 +84,30 @@ class ProxyApp:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        """Watch the model servers while the proxy serves."""
+        """Watch the model servers, and send what is recorded, while the proxy serves."""
         del app
+        calls = self._calls if isinstance(self._calls, StoreCalls) else None
         async with self._upstream:
-            watching = asyncio.create_task(self.backends.watch(self._config.health_seconds))
+            tasks = [asyncio.create_task(self.backends.watch(self._config.health_seconds))]
+            if calls is not None:
+                tasks.append(asyncio.create_task(calls.run()))
             try:
                 yield
             finally:
-                watching.cancel()
-                with suppress(asyncio.CancelledError):
-                    await watching
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+        if calls is not None:
+            try:
+                await calls.finish()
+            except TransientError as error:
+                logger.error("recorded calls are lost: %s", error)
+
+    def _admin_routes(self) -> list[Route]:
+        token = self._config.admin_token
+        if token is None:
+            return []
+        return AdminRoutes(token, self.gate, self.backends, self.accounts).routes()
 
 
 async def _health(request: Request) -> Response:

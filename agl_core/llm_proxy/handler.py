@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agl_core.errors import TraceError, UpstreamError
+from agl_core.errors import TraceError, TransientError, UpstreamError
 from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.accounts import Accounts
 from agl_core.llm_proxy.attribution import Attribution, find_attribution
@@ -35,6 +35,7 @@ class CallSource(Protocol):
 
         Raises:
             TraceError: The attempt is not one that is recorded here.
+            TransientError: It cannot be recorded now.
         """
         ...
 
@@ -93,6 +94,8 @@ class CallHandler:
             return _refused(dialect, refusal)
         except TraceError as error:
             return _refused(dialect, Refusal(404, str(error), "attempt_not_running"))
+        except TransientError as error:
+            return _refused(dialect, Refusal(503, str(error), "not_recorded"))
         record = CallRecord(call, whose.rollout_id, self._accounts)
         response: Response | None = None
         try:

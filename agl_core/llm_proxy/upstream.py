@@ -80,9 +80,7 @@ class UpstreamStream:
             async for chunk in self._chunks:
                 yield chunk
         except _BROKEN as error:
-            raise UpstreamError(
-                f"the model server's stream broke off: {error}"
-            ) from error
+            raise UpstreamError(f"the model server's stream broke off: {error}") from error
 
     async def close(self) -> None:
         """Stop reading; the model server sees its connection close if it still writes."""
@@ -141,9 +139,7 @@ class Upstream:
                 f"the model server did not answer within {self.deadline_seconds:g} s"
             ) from error
         except _BROKEN as error:
-            raise UpstreamError(
-                f"cannot reach the model server: {error}"
-            ) from error
+            raise UpstreamError(f"cannot reach the model server: {error}") from error
         return reply
 
     async def _send(self, call: "_Call") -> UpstreamReply | UpstreamStream:

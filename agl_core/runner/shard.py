@@ -201,6 +201,7 @@ class Shard:
             backend_url=f"{self.ref.model_server}/v1",
             backend_api_key=token.get_secret_value() if token else None,
             policy=resources.policy,
+            sampling_parameters=resources.sampling_parameters,
             rollout_seeds=self._seeds,
             deadline_seconds=self.settings.timeout_seconds,
         )
