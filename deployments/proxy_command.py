@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import os
 import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agl_core.env_var import named_secret
 from agl_core.errors import ConfigError
 
 if TYPE_CHECKING:  # a web server, for this command only
@@ -71,12 +71,12 @@ def proxy(
     """
     from agl_core.llm_proxy import Backend, ProxyConfig
 
-    key = _read(backend_key_env)
+    key = named_secret(backend_key_env)
     servers = [Backend(url, key, returns_token_ids=not no_token_ids) for url in backend]
     config = ProxyConfig(
         backends=tuple(servers),
-        token=_read(token_env),
-        admin_token=_read(admin_token_env),
+        token=named_secret(token_env),
+        admin_token=named_secret(admin_token_env),
         prices=dict(map(parse_price, price or ())),
         deadline_seconds=deadline_seconds,
         max_request_bytes=max_request_mib * 1024 * 1024,
@@ -125,16 +125,3 @@ def parse_price(text: str) -> tuple[str, "Price"]:
     if not model or price is None or min(price.input, price.output) < 0:
         raise ConfigError(f"price {text!r} is not MODEL=INPUT,OUTPUT, as in *=0.5,1.5")
     return model, price
-
-
-def _read(name: str | None) -> str | None:
-    """Return a variable that an option names.
-
-    Raises:
-        ConfigError: It is not set.
-    """
-    if name is None:
-        return None
-    if not (value := os.environ.get(name)):
-        raise ConfigError(f"the variable {name} is not set")
-    return value
