@@ -1,9 +1,10 @@
 """The command `agl proxy`: the recording proxy for agents of other processes and machines."""
 
 import asyncio
+import json
 import logging
 import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,6 +53,13 @@ def proxy(
         float, typer.Option(help="Limit of one call, retries included.")
     ] = 600.0,
     max_request_mib: Annotated[int, typer.Option(help="Largest request.")] = 16,
+    sampling: Annotated[
+        str | None,
+        typer.Option(help="JSON object: sampling parameters of calls that leave them open."),
+    ] = None,
+    validation_sampling: Annotated[
+        str | None, typer.Option(help="The same for rollouts of mode val or test.")
+    ] = None,
     price: Annotated[
         list[str] | None,
         typer.Option(help="MODEL=INPUT,OUTPUT for a million tokens; * is any model; repeatable."),
@@ -77,6 +85,8 @@ def proxy(
         backends=tuple(servers),
         token=named_secret(token_env),
         admin_token=named_secret(admin_token_env),
+        sampling_parameters=parse_sampling(sampling) or {},
+        validation_sampling_parameters=parse_sampling(validation_sampling),
         prices=dict(map(parse_price, price or ())),
         deadline_seconds=deadline_seconds,
         max_request_bytes=max_request_mib * 1024 * 1024,
@@ -107,6 +117,23 @@ async def _serve(config: "ProxyConfig", store: str, host: str, port: int) -> Non
     finally:
         await client.close()
     typer.echo("stopped", err=True)
+
+
+def parse_sampling(text: str | None) -> dict[str, Any] | None:
+    """Return a JSON object.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f'sampling {text!r} is no JSON object, as in {{"temperature": 0.7}}')
+    return found
 
 
 def parse_price(text: str) -> tuple[str, "Price"]:

@@ -77,6 +77,8 @@ GOOD = ["--backend", "http://127.0.0.1:9/v1", "--store", "http://127.0.0.1:9"]
     [
         ([*GOOD[2:], "--backend", "localhost:8000"], "is no http:// or https:// URL"),
         ([*GOOD, "--price", "m=1"], "'m=1' is not MODEL=INPUT,OUTPUT"),
+        ([*GOOD, "--sampling", "0.7"], "'0.7' is no JSON object"),
+        ([*GOOD, "--validation-sampling", '{"model": "m"}'], "cannot set model"),
         ([*GOOD, "--token-env", "NOT_SET"], "the variable NOT_SET is not set"),
     ],
 )
