@@ -124,10 +124,11 @@ def _serve_ours(port: int, backend: str) -> None:
 class Load:
     """What agents measured."""
 
-    num_calls: int
+    num_all: int
+    """Calls, those of the warm-up included."""
     seconds: float
     latencies: list[float]
-    """In seconds."""
+    """In seconds, of the calls after the warm-up."""
 
     def row(self) -> str:
         """Return calls a second, median and 99th percentile in milliseconds."""
@@ -135,12 +136,11 @@ class Load:
             return "no call ended"
         ordered = sorted(self.latencies)
         p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-        rate = self.num_calls / self.seconds
-        return f"{rate:8.0f}/s  median {self.median_ms():7.2f} ms  p99 {p99 * 1e3:7.2f} ms"
+        return f"{self.rate():8.0f}/s  median {self.median_ms():7.2f} ms  p99 {p99 * 1e3:7.2f} ms"
 
     def rate(self) -> float:
         """Return calls a second."""
-        return self.num_calls / self.seconds
+        return len(self.latencies) / self.seconds
 
     def median_ms(self) -> float:
         """Return the median in milliseconds."""
@@ -184,7 +184,7 @@ async def _load(
         *(_agent(number, port, path, body, end, interval) for number in range(num_clients))
     )
     counted = [took for calls in found for at, took in calls if at >= began + WARM_UP_SECONDS]
-    return Load(len(counted), seconds, counted)
+    return Load(sum(map(len, found)), seconds, counted)
 
 
 @contextmanager
@@ -208,6 +208,12 @@ def _memory_mib(process: psutil.Process) -> float:
     """Return the resident memory of a process and its children."""
     processes = [process, *process.children(recursive=True)]
     return sum(each.memory_info().rss for each in processes) / 2**20
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time that a process and its children have used."""
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def _free_port() -> int:
@@ -301,10 +307,13 @@ def measure(options: argparse.Namespace) -> None:
         rates: dict[str, float] = {}
         for num_clients in CLIENTS:
             for name, (port, path, process) in served.items():
+                before = _cpu_seconds(process)
                 load = asyncio.run(_load(num_clients, port, path, body, options.seconds, None))
+                spent = _cpu_seconds(process) - before
                 rates[name] = max(rates.get(name, 0.0), load.rate())
                 print(
-                    f"{num_clients:3d} agents  {name:8s} {load.row()}  "
+                    f"{num_clients:3d} agents  {name:8s} {load.row()}  CPU "
+                    f"{spent * 1e3 / max(load.num_all, 1):6.2f} ms/call  "
                     f"{_memory_mib(process):6.0f} MiB",
                     flush=True,
                 )

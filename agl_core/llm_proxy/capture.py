@@ -169,7 +169,7 @@ def check_answer(answer: Any, num_choices: int = 1) -> str | None:
 
 def _token_ids(ids: Any) -> list[int] | None:
     """Return the ids, or None for anything but a list of integers."""
-    if isinstance(ids, list) and all(type(token_id) is int for token_id in ids):
+    if isinstance(ids, list) and set(map(type, ids)) <= {int}:
         return ids
     return None
 

@@ -42,6 +42,8 @@ class ProxyConfig:
     """For one call, retries included."""
     max_tries: int = 8
     max_request_bytes: int = 16 * 1024 * 1024
+    request_seconds: float = 60.0
+    """How long an agent may take to send a request."""
     health_seconds: float = 5.0
     """How often model servers are asked for their health, where there are several."""
 

@@ -1,11 +1,12 @@
 """Serves one model call: checks it, records it, forwards it, answers in the agent's dialect."""
 
+import asyncio
 import hmac
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -160,13 +161,22 @@ class CallHandler:
             raise Refusal(503, reason, "other_policy")
 
     async def _read_body(self, request: Request) -> JsonObject:
-        """Read the request's JSON object, within the size limit."""
-        limit = self._config.max_request_bytes
+        """Read the request's JSON object, within the limits of size and time."""
+        limit, seconds = self._config.max_request_bytes, self._config.request_seconds
         content = bytearray()
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > limit:
-                raise Refusal(413, f"the request is larger than {limit} bytes", "too_large")
+        try:
+            async with asyncio.timeout(seconds):
+                async for chunk in request.stream():
+                    content += chunk
+                    if len(content) > limit:
+                        message = f"the request is larger than {limit} bytes"
+                        raise Refusal(413, message, "too_large")
+        except TimeoutError as error:
+            message = f"the request did not arrive within {seconds:g} s"
+            raise Refusal(408, message, "too_slow") from error
+        except ClientDisconnect as error:
+            message = "the agent closed the connection before it had sent its request"
+            raise Refusal(499, message, "client_closed") from error
         return parse_body(bytes(content))
 
     async def _send(self, dialect: Dialect, asked: JsonObject) -> UpstreamReply | UpstreamStream:

@@ -33,7 +33,7 @@ class _Choice:
             if entries is not None:
                 self.logprobs.setdefault(name, []).extend(entries)
         ids = choice.get("token_ids") or []
-        if any(type(token_id) is not int for token_id in ids):
+        if not set(map(type, ids)) <= {int}:
             raise ValueError("token_ids are not integers")
         self.token_ids += ids
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
