@@ -27,6 +27,10 @@ _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
+class UnknownModel(UpstreamError):  # noqa: N818 - the agent's mistake, told as an answer
+    """No model server has the model that was asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One model server, or one model of it."""
@@ -148,7 +152,7 @@ class Backends:
         """Return the server for a request; one of `avoid` only where there is no other.
 
         Raises:
-            UpstreamError: None has the model.
+            UnknownModel: None has the model.
         """
         able = self._find_able(asked.get("model"))
         if len(able) == 1:
@@ -190,7 +194,7 @@ class Backends:
         able = [live for live in self._live if live.backend.model in (None, model)]
         if not able:
             names = ", ".join(sorted({str(live.backend.model) for live in self._live}))
-            raise UpstreamError(f"no model server has {model!r}; there are: {names}")
+            raise UnknownModel(f"no model server has {model!r}; there are: {names}")
         return able
 
 

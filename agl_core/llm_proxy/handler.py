@@ -14,6 +14,7 @@ from agl_core.errors import TraceError, TransientError, UpstreamError
 from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.accounts import Accounts
 from agl_core.llm_proxy.attribution import Attribution, find_attribution
+from agl_core.llm_proxy.backends import UnknownModel
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.dialect import Dialect
@@ -143,9 +144,13 @@ class CallHandler:
         if asked.get("stream"):
             raise Refusal(502, "the model server's answer is not an event stream", "bad_answer")
         answer = _parse_answer(reply, num_choices)
-        recorded = capture.response_attributes(dialect.as_chat(answer), reply.headers)
-        record.answer(recorded, capture.find_defect(recorded))
-        return json_response(dialect.answer(answer, body))
+        try:
+            recorded = capture.response_attributes(dialect.as_chat(answer), reply.headers)
+            record.answer(recorded, capture.find_defect(recorded))
+            return json_response(dialect.answer(answer, body))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            message = f"the model server's answer is not one of a completion: {error!r}"
+            raise Refusal(502, message, "bad_answer") from error
 
     def _check_reply(
         self, reply: UpstreamReply | UpstreamStream, asked: JsonObject, record: CallRecord
@@ -183,6 +188,8 @@ class CallHandler:
         """Send the request on; no answer becomes 504 or 502."""
         try:
             return await self._upstream.send(dialect.upstream_path, asked)
+        except UnknownModel as error:
+            raise Refusal(404, str(error), "model_not_found") from error
         except UpstreamTimeout as error:
             raise Refusal(504, str(error), "upstream_timeout") from error
         except UpstreamError as error:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _RETRIABLE_BELOW_500 = frozenset({408, 409, 429})
 _FINAL = frozenset({501, 505})
 _MAX_TRIES_OF_500 = 3
-_BROKEN = (aiohttp.ClientError, ConnectionError)
+_BROKEN = (aiohttp.ClientError, ConnectionResetError, BrokenPipeError)
 _BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10.0) + tenacity.wait_random(0.0, 0.2)
 
 
@@ -233,7 +233,7 @@ class _Call:
         try:
             response = await live.post(self._path, content)
         except TimeoutError as error:  # of the connection: the deadline cancels
-            raise ConnectionError("no connection came about in time") from error
+            raise aiohttp.ClientConnectionError("no connection came about in time") from error
         is_handed_on = False
         try:
             is_stream = response.content_type == "text/event-stream"

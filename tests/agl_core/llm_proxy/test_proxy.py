@@ -75,6 +75,9 @@ async def test_model_servers_are_replaced_while_it_runs():
         url = f"{proxy.as_resource(*ids).endpoint}/chat/completions"
         body = {"model": "m", "messages": MESSAGES}
         async with httpx.AsyncClient() as client:
+            unknown = await client.post(url, json={**body, "model": "other"})
+            assert unknown.status_code == 404
+            assert "no model server has 'other'; there are: m" in unknown.text
             await client.post(url, json=body)
             proxy.update_model_list([entry(second.base_url)])
             await client.post(url, json=body)

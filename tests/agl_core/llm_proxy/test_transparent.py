@@ -101,6 +101,30 @@ def test_error_is_the_same(status, stream):
         assert not setup.last_call().status.is_ok
 
 
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("chat/completions", {"choices": [{"message": {}, "logprobs": 3}]}),
+        ("chat/completions", {"choices": []}),
+        ("chat/completions", {"choices": [{"message": {}}], "usage": 3}),
+        ("chat/completions", []),
+        ("completions", {"choices": [{"text": "a", "logprobs": {"tokens": ["a"]}}]}),
+        ("messages", {"choices": [{"message": {"tool_calls": [{"id": "t"}]}}]}),
+        ("responses", {"choices": [{"message": {"tool_calls": [{"id": "t"}]}}]}),
+    ],
+)
+def test_answer_that_is_none_is_an_error(kind, answer):
+    content = json.dumps(answer).encode()
+    body = {**ASK, "prompt": "p", "input": "i"}
+    wanted = {"messages": ("model", "messages"), "responses": ("model", "input")}
+    body = {name: body[name] for name in wanted.get(kind, body)}
+    with replaying(Recording([content], [content])) as setup:
+        response = httpx.post(f"{setup.url}/{kind}", json=body)
+        assert response.status_code == 502
+        assert "the model server" in response.json()["error"]["message"]
+        assert not setup.last_call().status.is_ok
+
+
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 def test_each_piece_leaves_before_the_next_one_arrives(line_end):
     pieces = [piece.replace(b"\n", line_end) for piece in TEXT_STREAM.full]
