@@ -162,7 +162,8 @@ async def _agent(
         if interval:
             if now < due:
                 await asyncio.sleep(due - now)
-            due += interval
+            # An agent that was held up does not make up for it: the rate is what is compared.
+            due = max(due + interval, time.perf_counter())
         began = time.perf_counter()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
