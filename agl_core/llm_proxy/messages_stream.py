@@ -49,7 +49,8 @@ class MessagesWriter:
         try:
             if error := chunk.get("error"):
                 return self.failure(Refusal(502, f"the model server broke off: {error}", ""))
-            self._usage = chunk.get("usage") or self._usage
+            if isinstance(usage := chunk.get("usage"), dict):
+                self._usage = usage
             begin = b"" if self._has_begun else self._begin(chunk)
             return begin + b"".join(map(self._write, to_pieces(chunk)))
         except (KeyError, TypeError, AttributeError) as error:

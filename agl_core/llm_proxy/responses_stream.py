@@ -47,7 +47,8 @@ class ResponsesWriter:
         try:
             if error := chunk.get("error"):
                 return self.failure(Refusal(502, f"the model server broke off: {error}", ""))
-            self._usage = chunk.get("usage") or self._usage
+            if isinstance(usage := chunk.get("usage"), dict):
+                self._usage = usage
             begin = self._begin(chunk) if self._head is None else b""
             return begin + b"".join(map(self._write, to_pieces(chunk)))
         except (KeyError, TypeError, AttributeError) as error:

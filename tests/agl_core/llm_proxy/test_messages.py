@@ -250,6 +250,15 @@ def test_stream_that_breaks_off_is_raised_by_the_client():
         stream.get_final_message()
 
 
+def test_usage_that_is_none_is_left_out():
+    recording = streamed(
+        [delta(0, ROLE), {**delta(0, {"content": "a"}, [5], "stop"), "usage": 3}], usage(3, 1)
+    )
+    with replaying(recording) as setup, client(setup).messages.stream(**ASK) as stream:
+        assert stream.get_final_message().usage.output_tokens == 1
+    assert not setup.trace.spans()[0].status.is_ok
+
+
 def test_stream_without_done_is_ended():
     assert TEXT_STREAM.full[-1] == DONE
     with (
