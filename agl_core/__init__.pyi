@@ -32,6 +32,7 @@ from .litagent.decorator import llm_rollout as llm_rollout
 from .litagent.decorator import prompt_rollout as prompt_rollout
 from .litagent.decorator import rollout as rollout
 from .litagent.litagent import LitAgent as LitAgent
+from .llm_proxy.proxy import LLMProxy as LLMProxy
 from .logging import configure_logger as configure_logger
 from .logging import setup_logging as setup_logging
 from .logging import setup_module_logging as setup_module_logging

@@ -94,3 +94,16 @@ def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError("the store's token must be printable ASCII without spaces")
     return SecretStr(token)
+
+
+def named_secret(name: str | None) -> str | None:
+    """Return the value of a variable that an option names, or None where it names none.
+
+    Raises:
+        ConfigError: It is not set.
+    """
+    if name is None:
+        return None
+    if not (value := os.environ.get(name)):
+        raise ConfigError(f"the variable {name} is not set")
+    return value

@@ -29,6 +29,7 @@ from agl_core.terminal import RunDisplay, iterations_table
 from deployments.check_command import check, check_deployment
 from deployments.deploy_command import deploy
 from deployments.interrupt import ends_promptly
+from deployments.proxy_command import proxy
 from deployments.store_command import store
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.add_typer(dataset_app, name="dataset")
 app.command()(check)
 app.command()(deploy)
 app.command()(store)
+app.command()(proxy)
 
 STATE_FOLDER = Path(".agl")
 _FAILED_DRAIN_SECONDS = 15.0

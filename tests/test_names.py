@@ -17,7 +17,7 @@ NAMES = {
     "emit_message emit_object emit_reward operation reward find_final_reward find_reward_spans "
     "is_reward_span get_reward_value get_rewards_from_span get_message_value get_object_value "
     "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var "
-    "configure_logger setup_logging setup_module_logging VERL",
+    "configure_logger setup_logging setup_module_logging VERL LLMProxy",
     "adapter": "Adapter TraceAdapter TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages",
     "adapter.base": "Adapter OtelTraceAdapter TraceAdapter",
     "adapter.messages": "OpenAIMessages TraceToMessages",
@@ -36,6 +36,7 @@ NAMES = {
     "litagent": "LitAgent rollout llm_rollout prompt_rollout",
     "litagent.decorator": "rollout llm_rollout prompt_rollout",
     "litagent.litagent": "LitAgent",
+    "llm_proxy": "LLMProxy",
     "logging": "setup configure_logger setup_module",
     "runner": "Runner LitAgentRunner",
     "runner.agent": "LitAgentRunner",

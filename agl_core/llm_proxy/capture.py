@@ -1,4 +1,4 @@
-"""What the proxy adds to a request, records of a call, and keeps from the agent: pure functions.
+"""What the proxy adds to a request and records of a call: pure functions.
 
 The backend speaks chat completions in vLLM's dialect: asked for `return_token_ids` and `logprobs`,
 it answers with `prompt_token_ids` at the top level, `token_ids` in each choice, and the sampled
@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 
 from agl_core import semconv
-from agl_core.llm_proxy.upstream import UpstreamReply, UpstreamStream
 from agl_core.types.training import PolicyRef
 
 JsonObject = dict[str, Any]
@@ -30,29 +29,22 @@ def call_seed(rollout_seed: int | str, call_index: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def find_unsupported(body: JsonObject) -> str | None:
-    """Return what the proxy cannot serve about a request yet, or None."""
-    if not isinstance(body.get("messages"), list):
-        return "the request has no list of messages"
-    if not isinstance(body.get("stream_options") or {}, dict):
-        return "stream_options is not a JSON object"
-    if body.get("n") not in (None, 1):
-        return f"n={body['n']} is not supported yet; send one request for each choice"
-    return None
-
-
 def add_recording(body: JsonObject, seed: int) -> JsonObject:
-    """Return the request with token ids and log-probs asked for, and a seed if it has none.
+    """Return a chat request with token ids and log-probs asked for, and a seed if it has none.
 
     A stream is asked for its usage too.
     """
-    asked = {**body, "logprobs": True, "return_token_ids": True}
-    options = body.get("stream_options") or {}
-    if body.get("stream") and isinstance(options, dict):
-        asked["stream_options"] = {**options, "include_usage": True}
-    if asked.get("seed") is None:
-        asked["seed"] = seed
-    return asked
+    return {**body, "logprobs": True, "return_token_ids": True, **added_fields(body, seed)}
+
+
+def added_fields(body: JsonObject, seed: int) -> JsonObject:
+    """Return what every kind of request is given: a seed if it has none, usage of a stream."""
+    added: JsonObject = {}
+    if body.get("stream"):
+        added["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    if body.get("seed") is None:
+        added["seed"] = seed
+    return added
 
 
 def request_attributes(body: JsonObject) -> dict[str, Any]:
@@ -72,38 +64,57 @@ def request_attributes(body: JsonObject) -> dict[str, Any]:
     )
 
 
+def choice_attribute(name: str, index: int) -> str:
+    """Return the name of a choice's attribute; that of the first one is the plain name."""
+    if index == 0:
+        return name
+    return f"{semconv.CHOICE_PREFIX}.{index}.{name.removeprefix(semconv.LLM_PREFIX)}"
+
+
 def response_attributes(answer: JsonObject, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the span attributes of an answer with one choice."""
-    choice = _only_choice(answer)
+    """Return the span attributes of an answer.
+
+    Token ids and log-probs of further choices than the first one have names of their own
+    (`choice_attribute`).
+    """
+    choices = answer["choices"]
     usage = answer.get("usage") or {}
-    return _without_none(
-        {
-            semconv.RESPONSE_ID: answer.get("id"),
-            semconv.RESPONSE_MODEL: answer.get("model"),
-            semconv.FINISH_REASONS: [str(choice.get("finish_reason"))],
-            semconv.INPUT_TOKENS: usage.get("prompt_tokens"),
-            semconv.OUTPUT_TOKENS: usage.get("completion_tokens"),
-            semconv.OUTPUT_MESSAGES: orjson.dumps([choice.get("message")]).decode(),
-            semconv.PROMPT_TOKEN_IDS: _token_ids(answer.get("prompt_token_ids")),
-            semconv.RESPONSE_TOKEN_IDS: _token_ids(choice.get("token_ids")),
-            semconv.LOGPROBS: _logprobs(choice),
-            semconv.POLICY_VERSION: headers.get(POLICY_VERSION_HEADER),
-            semconv.WEIGHTS_DIGEST: headers.get(WEIGHTS_DIGEST_HEADER),
-        }
-    )
+    messages = [choice.get("message") for choice in choices]
+    attributes = {
+        semconv.RESPONSE_ID: answer.get("id"),
+        semconv.RESPONSE_MODEL: answer.get("model"),
+        semconv.FINISH_REASONS: [str(choice.get("finish_reason")) for choice in choices],
+        semconv.INPUT_TOKENS: usage.get("prompt_tokens"),
+        semconv.OUTPUT_TOKENS: usage.get("completion_tokens"),
+        semconv.OUTPUT_MESSAGES: orjson.dumps(messages).decode(),
+        semconv.PROMPT_TOKEN_IDS: _token_ids(answer.get("prompt_token_ids")),
+        semconv.POLICY_VERSION: headers.get(POLICY_VERSION_HEADER),
+        semconv.WEIGHTS_DIGEST: headers.get(WEIGHTS_DIGEST_HEADER),
+    }
+    for index, choice in enumerate(choices):
+        ids_name = choice_attribute(semconv.RESPONSE_TOKEN_IDS, index)
+        attributes[ids_name] = _token_ids(choice.get("token_ids"))
+        attributes[choice_attribute(semconv.LOGPROBS, index)] = _logprobs(choice)
+    return _without_none(attributes)
 
 
 def find_other_policy(
-    policy: PolicyRef, body: JsonObject, reply: UpstreamReply | UpstreamStream
+    policy: PolicyRef, model: Any, status: int, headers: Mapping[str, str]
 ) -> str | None:
     """Return why an answer does not come from the policy that it should, or None.
 
     The model server may have been given other weights meanwhile, by another run that shares it.
+
+    Args:
+        policy: What must answer.
+        model: The name that was asked for.
+        status: Of the answer.
+        headers: Of the answer.
     """
-    served = {name: reply.headers.get(name) for name in _POLICY_HEADERS}
+    served = {name: headers.get(name) for name in _POLICY_HEADERS}
     expected = dict(zip(_POLICY_HEADERS, (policy.version, policy.weights_digest), strict=True))
-    is_gone = reply.status == 404 and body.get("model") == policy.version
-    if not is_gone and (reply.status != 200 or served == expected):
+    is_gone = status == 404 and model == policy.version
+    if not is_gone and (status != 200 or served == expected):
         return None
     found = "not that" if is_gone else " with weights ".join(map(str, served.values()))
     return (
@@ -116,13 +127,22 @@ def find_defect(attributes: Mapping[str, Any]) -> str | None:
     """Return why a recorded call cannot be trained on, or None.
 
     Args:
-        attributes: Those of `response_attributes`. The invariant: one finite log-prob for each
-            response token id.
+        attributes: Those of `response_attributes`. The invariant, for each choice: one finite
+            log-prob for each response token id.
     """
-    prompt_ids = attributes.get(semconv.PROMPT_TOKEN_IDS)
-    response_ids = attributes.get(semconv.RESPONSE_TOKEN_IDS)
-    logprobs = attributes.get(semconv.LOGPROBS)
-    if not prompt_ids or not response_ids:
+    if not attributes.get(semconv.PROMPT_TOKEN_IDS):
+        return NO_TOKEN_IDS
+    num_choices = len(attributes.get(semconv.FINISH_REASONS, ("",)))
+    for index in range(num_choices):
+        response_ids = attributes.get(choice_attribute(semconv.RESPONSE_TOKEN_IDS, index))
+        logprobs = attributes.get(choice_attribute(semconv.LOGPROBS, index))
+        if defect := _find_choice_defect(response_ids, logprobs):
+            return defect if index == 0 else f"choice {index}: {defect}"
+    return None
+
+
+def _find_choice_defect(response_ids: list[int] | None, logprobs: list[float] | None) -> str | None:
+    if not response_ids:
         return NO_TOKEN_IDS
     if logprobs is None:
         return "no log-probs in the answer"
@@ -133,44 +153,23 @@ def find_defect(attributes: Mapping[str, Any]) -> str | None:
     return None
 
 
-def visible_answer(answer: JsonObject, body: JsonObject) -> JsonObject:
-    """Return the answer without what the agent's own request `body` did not ask for."""
-    keeps_ids, keeps_logprobs = bool(body.get("return_token_ids")), bool(body.get("logprobs"))
-    visible = dict(answer)
-    if not keeps_ids:
-        visible.pop("prompt_token_ids", None)
-    visible["choices"] = [
-        _visible_choice(choice, keeps_ids, keeps_logprobs) for choice in answer["choices"]
-    ]
-    return visible
-
-
-def _visible_choice(choice: JsonObject, keeps_ids: bool, keeps_logprobs: bool) -> JsonObject:
-    visible = dict(choice)
-    if not keeps_ids:
-        visible.pop("token_ids", None)
-    if not keeps_logprobs:
-        visible["logprobs"] = None
-    return visible
-
-
-def check_answer(answer: Any) -> str | None:
-    """Return why a backend's answer is not a chat completion with one choice, or None."""
+def check_answer(answer: Any, num_choices: int = 1) -> str | None:
+    """Return why a backend's answer is not a completion with so many choices, or None."""
     if not isinstance(answer, dict):
         return "the answer is not a JSON object"
     choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        return "the answer does not have exactly one choice"
+    found = choices if isinstance(choices, list) else []
+    if len(found) != num_choices or not all(isinstance(choice, dict) for choice in found):
+        wanted = "exactly one choice" if num_choices == 1 else f"{num_choices} choices"
+        return f"the answer does not have {wanted}"
+    if not isinstance(answer.get("usage") or {}, dict):
+        return "the answer's usage is not a JSON object"
     return None
-
-
-def _only_choice(answer: JsonObject) -> JsonObject:
-    return answer["choices"][0]
 
 
 def _token_ids(ids: Any) -> list[int] | None:
     """Return the ids, or None for anything but a list of integers."""
-    if isinstance(ids, list) and all(type(token_id) is int for token_id in ids):
+    if isinstance(ids, list) and set(map(type, ids)) <= {int}:
         return ids
     return None
 

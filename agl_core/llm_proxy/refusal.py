@@ -48,19 +48,24 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         Refusal: The agent went away.
     """
-    # Two tasks and no TaskGroup: that would wrap what the work raises into a group.
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_wait_until_disconnected(receive))
-    both = {working, leaving}
+    scope = asyncio.timeout(None)  # ends the work in this task: a task of its own costs more
+
+    async def watch() -> None:
+        await _wait_until_disconnected(receive)
+        scope.reschedule(asyncio.get_running_loop().time())
+
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise Refusal(499, "the agent closed the connection before the answer", "client_closed")
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.wait(both)
+        async with scope:
+            leaving = asyncio.create_task(watch())
+            try:
+                return await work
+            finally:
+                leaving.cancel()
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        message = "the agent closed the connection before the answer"
+        raise Refusal(499, message, "client_closed") from error
 
 
 async def _wait_until_disconnected(receive: Receive) -> None:

@@ -1,11 +1,11 @@
 """Passes a stream on to the agent, event by event, and records its call.
 
-    bytes of the model server -> events -> without what the agent did not ask for -> agent
+    bytes of the model server -> events -> writer of the agent's dialect -> agent
                                        +-> `StreamedAnswer` -> span
 
 An event leaves before the next one is read. The span ends before the agent gets `[DONE]`, so that
 it belongs to the attempt even if that ends at once. Where the stream breaks off, the agent gets an
-error event in OpenAI's shape, which its clients raise; the span has the reason and no token ids.
+error event in its dialect's shape, which clients raise; the span has the reason and no token ids.
 """
 
 import asyncio
@@ -19,17 +19,13 @@ from starlette.types import Receive, Scope, Send
 
 from agl_core.errors import UpstreamError
 from agl_core.llm_proxy import capture
-from agl_core.llm_proxy.refusal import Refusal, fail, while_connected
-from agl_core.llm_proxy.stream import (
-    DONE,
-    EventSplitter,
-    StreamedAnswer,
-    StreamEvent,
-    find_hole,
-    visible_event,
-)
+from agl_core.llm_proxy.capture import JsonObject
+from agl_core.llm_proxy.dialect import Dialect
+from agl_core.llm_proxy.events import DONE, EventSplitter, StreamEvent
+from agl_core.llm_proxy.record import CallRecord
+from agl_core.llm_proxy.refusal import Refusal, while_connected
+from agl_core.llm_proxy.stream import StreamedAnswer, find_hole
 from agl_core.llm_proxy.upstream import UpstreamStream
-from agl_core.tracer.base import ModelCall
 
 _FAREWELL_SECONDS = 5.0
 """How long an agent that reads nothing is waited for after the deadline."""
@@ -40,31 +36,36 @@ class StreamedResponse(Response):
 
     Args:
         stream: What the model server sends; closed at the end.
+        dialect: The agent's.
         body: The request as the agent sent it.
-        call: Its span is ended here, when the answer is complete.
+        num_choices: How many it asked for.
+        record: Of the call; ended here, when the answer is complete.
         headers: Of the model server's, to pass on.
     """
 
     def __init__(
         self,
         stream: UpstreamStream,
-        body: capture.JsonObject,
-        call: ModelCall,
+        dialect: Dialect,
+        body: JsonObject,
+        num_choices: int,
+        record: CallRecord,
         headers: Mapping[str, str],
     ) -> None:
         media_type = stream.headers["content-type"]
         super().__init__(headers={**headers, "content-type": media_type})
         del self.headers["content-length"]
         self._stream = stream
-        self._body = body
-        self._span = call.span
+        self._dialect = dialect
+        self._writer = dialect.writer(body)
+        self._record = record
         self._splitter = EventSplitter()
-        self._answer = StreamedAnswer()
+        self._answer = StreamedAnswer(num_choices)
         self._has_ended = False
         """Whether the call is recorded."""
         self._lock = threading.Lock()
         # An agent that left the stream may end its attempt before the proxy sees it leave.
-        call.before_close(lambda: self._leave("the attempt ended before the stream"))
+        record.call.before_close(lambda: self._leave("the attempt ended before the stream"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the stream on."""
@@ -92,10 +93,10 @@ class StreamedResponse(Response):
         except TimeoutError:
             failure = Refusal(504, "the stream did not end before the deadline", "upstream_timeout")
         if failure is None or self._has_ended:
-            last = self._splitter.rest()
+            last = self._writer.end(self._splitter.rest())
         else:
             self._end(failure.message)
-            last = b"data: " + orjson.dumps(failure.body()) + b"\n\n"
+            last = self._writer.failure(failure)
         async with asyncio.timeout(_FAREWELL_SECONDS):
             await self._send(send, last, is_last=True)
 
@@ -107,17 +108,26 @@ class StreamedResponse(Response):
         """Record one event and return what the agent gets of it."""
         data = event.data()
         if not data:
-            return event.raw
+            return self._writer.other(event)
         if data == DONE:
             self._end(None)
-            return event.raw
+            return self._writer.done(event)
         try:
             chunk: Any = orjson.loads(data)
         except orjson.JSONDecodeError as error:
             self._answer.spoil(f"a chunk is not JSON: {error}")
-            return event.raw
+            return self._writer.other(event)
+        self._add(chunk)
+        return self._writer.chunk(event, chunk)
+
+    def _add(self, chunk: Any) -> None:
+        """Record one chunk."""
+        if isinstance(chunk, dict) and "choices" in chunk:
+            try:
+                chunk = self._dialect.as_chat(chunk)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                self._answer.spoil(f"a chunk is not one of a completion: {error}")
         self._answer.add(chunk)
-        return visible_event(event, chunk, self._body)
 
     def _find_end(self) -> Refusal | None:
         """End the span after the last byte; return what the agent must be told."""
@@ -141,12 +151,12 @@ class StreamedResponse(Response):
                 return
             self._has_ended = True
         try:
-            self._record(reason)
+            self._write(reason)
         finally:
-            self._span.end()
+            self._record.end()
 
-    def _record(self, reason: str | None) -> None:
-        """Write the answer into the span."""
+    def _write(self, reason: str | None) -> None:
+        """Record the answer."""
         if reason is None and not self._answer.has_finished:
             reason = "the stream ended without a finish reason"
         if reason is not None:
@@ -155,9 +165,7 @@ class StreamedResponse(Response):
         if hole := find_hole(recorded):
             self._answer.spoil(hole)
             recorded = self._recorded()
-        self._span.set_attributes(recorded)
-        if defect := self._answer.defect or capture.find_defect(recorded):
-            fail(self._span, defect)
+        self._record.answer(recorded, self._answer.defect or capture.find_defect(recorded))
 
     def _recorded(self) -> dict[str, Any]:
         """Return the span attributes of the answer so far."""

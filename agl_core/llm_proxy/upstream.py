@@ -1,29 +1,31 @@
-"""The proxy's side towards the model server: one POST, with retries inside one deadline.
+"""The proxy's side towards the model servers: one POST, with retries inside one deadline.
 
 A retry repeats a request with the same seed, so it is safe wherever no answer arrived. Statuses
-that another try may change are retried; when time or tries run out, the last answer is handed on as
-it is. A plain 500 is not retried: the server says that it failed on this request.
+that another try may change are retried, at once where another server is up, else after the
+Retry-After that the server gives or a growing pause; when time or tries run out, the last answer is
+handed on as it is. A 500 gets two more tries only: most are the request's own fault.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self
 
-import httpx
+import aiohttp
+import orjson
 import tenacity
 
 from agl_core.errors import UpstreamError
-from agl_core.utils.connections import Connections, OpenResponse
-
-T = TypeVar("T")
+from agl_core.llm_proxy.backends import Backends, LiveBackend
+from agl_core.llm_proxy.capture import JsonObject
 
 logger = logging.getLogger(__name__)
 
-RETRIABLE_STATUS = frozenset({408, 409, 429, 502, 503, 504})
-_TIMEOUT = httpx.Timeout(None, connect=10.0).as_dict()
-"""The deadline bounds the whole; a connection that does not come about is given up and retried."""
+_RETRIABLE_BELOW_500 = frozenset({408, 409, 429})
+_FINAL = frozenset({501, 505})
+_MAX_TRIES_OF_500 = 3
+_BROKEN = (aiohttp.ClientError, ConnectionResetError, BrokenPipeError)
 _BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10.0) + tenacity.wait_random(0.0, 0.2)
 
 
@@ -32,7 +34,8 @@ class UpstreamReply:
     """What the model server answered, whatever its status."""
 
     status: int
-    headers: httpx.Headers
+    headers: Mapping[str, str]
+    """By names in any case."""
     content: bytes
 
 
@@ -42,22 +45,29 @@ class UpstreamStream:
     Whoever gets it closes it. Iteration gives its bytes as they arrive.
 
     Args:
-        opened: The answer.
+        response: The answer.
         chunks: Its bytes after the first ones.
         first: Its first bytes.
         deadline: When the whole must have ended, in the event loop's time.
+        on_close: Called once it is closed.
     """
 
     status = 200
 
     def __init__(
-        self, opened: OpenResponse, chunks: AsyncGenerator[bytes], first: bytes, deadline: float
+        self,
+        response: aiohttp.ClientResponse,
+        chunks: AsyncIterator[bytes],
+        first: bytes,
+        deadline: float,
+        on_close: Callable[[], None],
     ) -> None:
-        self.headers = opened.response.headers
+        self.headers: Mapping[str, str] = response.headers
         self.deadline = deadline
-        self._opened = opened
+        self._response = response
         self._chunks = chunks
         self._first = first
+        self._on_close = on_close
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
         """Give the bytes.
@@ -69,15 +79,13 @@ class UpstreamStream:
         try:
             async for chunk in self._chunks:
                 yield chunk
-        except httpx.TransportError as error:
-            raise UpstreamError(
-                f"the model server's stream broke off: {type(error).__name__}: {error}"
-            ) from error
+        except _BROKEN as error:
+            raise UpstreamError(f"the model server's stream broke off: {error}") from error
 
     async def close(self) -> None:
         """Stop reading; the model server sees its connection close if it still writes."""
-        await self._chunks.aclose()
-        await self._opened.close()
+        self._response.close()
+        self._on_close()
 
 
 class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like TimeoutError's relatives in httpx
@@ -85,132 +93,175 @@ class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like TimeoutError's 
 
 
 class Upstream:
-    """One model server behind its base URL (ending in `/v1`); used in one event loop."""
+    """Sends calls to the model servers; used in one event loop.
+
+    Args:
+        backends: The servers; closed with this.
+        deadline_seconds: For one call, retries included.
+        max_tries: Of one call.
+    """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        deadline_seconds: float = 600.0,
-        max_tries: int = 8,
+        self, backends: Backends, *, deadline_seconds: float = 600.0, max_tries: int = 8
     ) -> None:
-        self.base_url = base_url.rstrip("/")
         self.deadline_seconds = deadline_seconds
         self.max_tries = max_tries
-        self._headers = {"content-type": "application/json"}
-        if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
-        self._connections = Connections(base_url)
+        self._backends = backends
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+        await self._backends.close()
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._connections.close()
+    async def send(self, path: str, asked: JsonObject) -> UpstreamReply | UpstreamStream:
+        """Send a request and return the answer, also one with an error status.
 
-    async def post(self, path: str, content: bytes) -> UpstreamReply:
-        """Send a JSON request and return the answer, also one with an error status.
-
-        Args:
-            path: Below the base URL, with its leading slash.
-            content: The request body.
-
-        Raises:
-            UpstreamTimeout: No answer before the deadline.
-            UpstreamError: No connection, or it broke, in every try.
-        """
-        return await self._with_retries(self._post_once, path, content)
-
-    async def post_streamed(self, path: str, content: bytes) -> UpstreamStream | UpstreamReply:
-        """Send a JSON request that asks for a stream, and return it once it has begun.
-
-        An answer that is no event stream is read to its end. The deadline is for all of a stream;
-        whoever reads it keeps to it.
+        A stream, if one is asked for, is returned once it has begun. The deadline is for all of it;
+        whoever reads it keeps to it and closes it. An answer that is no event stream is read to its
+        end.
 
         Args:
             path: Below the base URL, with its leading slash.
-            content: The request body.
+            asked: The request.
 
         Raises:
-            UpstreamTimeout: Nothing came before the deadline.
-            UpstreamError: No connection, or it broke, in every try.
+            UpstreamTimeout: No answer, or nothing of a stream, before the deadline.
+            UpstreamError: No connection, or it broke, in every try; or no server has the model.
         """
-        return await self._with_retries(self._open_once, path, content)
+        deadline = asyncio.get_running_loop().time() + self.deadline_seconds
+        call = _Call(self._backends, path, asked, deadline)
+        try:
+            async with asyncio.timeout_at(deadline):
+                reply = await self._send(call)
+        except TimeoutError as error:
+            raise UpstreamTimeout(
+                f"the model server did not answer within {self.deadline_seconds:g} s"
+            ) from error
+        except _BROKEN as error:
+            raise UpstreamError(f"cannot reach the model server: {error}") from error
+        return reply
 
-    async def _with_retries(
-        self, once: Callable[[str, bytes, float], Awaitable[T]], path: str, content: bytes
-    ) -> T:
-        """Call a function with URL, content and deadline until its answer is to be handed on."""
+    async def _send(self, call: "_Call") -> UpstreamReply | UpstreamStream:
+        """Try until an answer is to be handed on."""
+        if await call.is_done_at_once():  # tenacity takes a quarter of a call's CPU time
+            return await call.next_outcome()
         tries = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(httpx.TransportError)
-            | tenacity.retry_if_result(lambda reply: reply.status in RETRIABLE_STATUS),
-            wait=_wait_seconds,
+            retry=tenacity.retry_if_exception_type(_BROKEN)
+            | tenacity.retry_if_result(call.is_to_be_retried),
+            wait=call.wait_seconds,
             stop=tenacity.stop_after_attempt(self.max_tries)
             | tenacity.stop_before_delay(self.deadline_seconds),
             before_sleep=_log_retry,
             retry_error_callback=_last_outcome,
         )
-        deadline = asyncio.get_running_loop().time() + self.deadline_seconds
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await tries(once, f"{self.base_url}{path}", content, deadline)
-        except TimeoutError as error:
-            raise UpstreamTimeout(
-                f"the model server did not answer within {self.deadline_seconds:g} s"
-            ) from error
-        except httpx.TransportError as error:
-            raise UpstreamError(
-                f"cannot reach the model server: {type(error).__name__}: {error}"
-            ) from error
+        return await tries(call.next_outcome)
 
-    async def _post_once(self, url: str, content: bytes, deadline: float) -> UpstreamReply:
-        del deadline
-        response = await self._connections.send(self._request(url, content))
-        return UpstreamReply(response.status_code, response.headers, response.content)
 
-    async def _open_once(
-        self, url: str, content: bytes, deadline: float
-    ) -> UpstreamStream | UpstreamReply:
-        opened = await self._connections.open(self._request(url, content))
-        response, is_handed_on = opened.response, False
+class _Call:
+    """One call and its tries."""
+
+    def __init__(self, backends: Backends, path: str, asked: JsonObject, deadline: float) -> None:
+        self._backends = backends
+        self._path = path
+        self._asked = asked
+        self._deadline = deadline
+        self._failed: set[LiveBackend] = set()
+        """Servers whose answer is to be tried again; another one comes first."""
+        self._num_500 = 0
+        self._first: UpstreamReply | UpstreamStream | Exception | None = None
+
+    async def is_done_at_once(self) -> bool:
+        """Try for the first time and say whether there is nothing to repeat."""
         try:
-            is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-            if response.status_code != 200 or not is_stream:
-                content = await response.aread()
-                return UpstreamReply(response.status_code, response.headers, content)
-            chunks = cast("AsyncGenerator[bytes]", response.aiter_bytes())
+            self._first = await self._send_once()
+        except _BROKEN as error:
+            self._first = error
+            return False
+        return not self.is_to_be_retried(self._first)
+
+    async def next_outcome(self) -> UpstreamReply | UpstreamStream:
+        """Return the outcome of the first try, or of another one."""
+        first, self._first = self._first, None
+        if isinstance(first, Exception):
+            raise first
+        return first or await self._send_once()
+
+    async def _send_once(self) -> UpstreamReply | UpstreamStream:
+        """Send the request to the server whose turn it is."""
+        live = self._backends.choose(self._asked, self._failed)
+        live.num_in_flight += 1
+        is_open = False
+        try:
+            reply = await self._open(live)
+            is_open = isinstance(reply, UpstreamStream)
+        except _BROKEN:
+            self._failed.add(live)
+            live.mark(is_up=False)
+            raise
+        finally:
+            if not is_open:  # a stream counts until it is closed
+                live.release()
+        live.mark(is_up=True)
+        if reply.status != 200:
+            self._failed.add(live)
+            self._num_500 += reply.status == 500
+        await self._backends.close_retired()
+        return reply
+
+    def is_to_be_retried(self, reply: UpstreamReply | UpstreamStream) -> bool:
+        """Say whether another try may give a better answer."""
+        if reply.status == 500:
+            return self._num_500 < _MAX_TRIES_OF_500
+        is_server_error = reply.status > 500 and reply.status not in _FINAL
+        return is_server_error or reply.status in _RETRIABLE_BELOW_500
+
+    def wait_seconds(self, state: tenacity.RetryCallState) -> float:
+        """Return how long to wait: not at all where another server is up."""
+        if self._backends.has_other(self._asked, self._failed):
+            return 0.0
+        self._failed.clear()
+        if state.outcome is not None and not state.outcome.failed:
+            try:
+                return max(0.0, float(state.outcome.result().headers.get("retry-after", "")))
+            except ValueError:
+                pass  # absent, or an HTTP date
+        return _BACKOFF(state)
+
+    async def _open(self, live: LiveBackend) -> UpstreamReply | UpstreamStream:
+        content = orjson.dumps(_in_dialect_of(live, self._asked))
+        try:
+            response = await live.post(self._path, content)
+        except TimeoutError as error:  # of the connection: the deadline cancels
+            raise aiohttp.ClientConnectionError("no connection came about in time") from error
+        is_handed_on = False
+        try:
+            is_stream = response.content_type == "text/event-stream"
+            if response.status != 200 or not is_stream or not self._asked.get("stream"):
+                return UpstreamReply(response.status, response.headers, await response.read())
+            chunks = response.content.iter_any()
             first = await anext(chunks, b"")
             is_handed_on = True
-            return UpstreamStream(opened, chunks, first, deadline)
+            return UpstreamStream(response, chunks, first, self._deadline, live.release)
         finally:
             if not is_handed_on:
-                await opened.close()
+                response.release()
 
-    def _request(self, url: str, content: bytes) -> httpx.Request:
-        return httpx.Request(
-            "POST", url, headers=self._headers, content=content, extensions={"timeout": _TIMEOUT}
-        )
+
+def _in_dialect_of(live: LiveBackend, asked: JsonObject) -> JsonObject:
+    """Return a request as a server takes it."""
+    backend = live.backend
+    if backend.upstream_model is not None:
+        asked = {**asked, "model": backend.upstream_model}
+    if not backend.returns_token_ids:
+        asked = {name: value for name, value in asked.items() if name != "return_token_ids"}
+    return asked
 
 
 def _last_outcome(state: tenacity.RetryCallState) -> Any:
     """Return the last reply, or raise the last error."""
     assert state.outcome is not None
     return state.outcome.result()
-
-
-def _wait_seconds(state: tenacity.RetryCallState) -> float:
-    """Return the server's Retry-After in seconds where it gives one, else the backoff."""
-    if state.outcome is not None and not state.outcome.failed:
-        try:
-            return max(0.0, float(state.outcome.result().headers.get("retry-after", "")))
-        except ValueError:
-            pass  # absent, or an HTTP date
-    return _BACKOFF(state)
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:

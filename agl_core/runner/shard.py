@@ -36,7 +36,7 @@ from agl_core.ledger.spans import numeric_annotations, spans_to_table
 from agl_core.ledger.tables import OUTCOMES, SPANS
 from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
-from agl_core.llm_proxy.app import ProxyConfig
+from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
 from agl_core.runner.agent_pool import AgentPool
 from agl_core.runner.execution import LeakCounter
@@ -294,6 +294,7 @@ class Shard:
             backend_url=f"{self.ref.model_server}/v1",
             backend_api_key=token.get_secret_value() if token else None,
             policy=resources.policy,
+            sampling_parameters=resources.sampling_parameters,
             rollout_seeds=self._seeds,
             deadline_seconds=self.settings.timeout_seconds,
         )

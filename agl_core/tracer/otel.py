@@ -64,7 +64,7 @@ class OtelTracer(Tracer):
         """Calls of OpenAI clients outside of any attempt while some were open; not recorded."""
         self._lock = threading.Lock()
         self._open: dict[_Key, AttemptTrace] = {}
-        self.provider = _make_provider(_AttemptRouter(self))
+        self.provider = make_provider(_AttemptRouter(self))
         """For instrumentations that want a provider; it is not installed globally."""
         self._otel = self.provider.get_tracer("agl_core")
 
@@ -265,7 +265,12 @@ class _RecordingProvider(TracerProvider):
         self._disabled = False
 
 
-def _make_provider(processor: SpanProcessor) -> TracerProvider:
+def make_provider(processor: SpanProcessor) -> TracerProvider:
+    """Return a provider that records everything, whatever OTEL_* variables say.
+
+    Args:
+        processor: Told when spans start and end.
+    """
     provider = _RecordingProvider()
     provider.add_span_processor(processor)
     return provider

@@ -1,4 +1,5 @@
 import json
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -104,7 +105,7 @@ def test_agents_key_is_not_forwarded():
         assert "of-the-agent" not in str(setup.last_call().attributes)
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("status", [400, 404])
 def test_backend_error_passes_through_and_is_recorded(status):
     with running() as setup:
         setup.server.fail_next(1, status)
@@ -144,7 +145,10 @@ def test_missing_logprob_is_marked():
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [({"stream": True, "stream_options": 1}, "stream_options"), ({"n": 3, "stream": True}, "n=3")],
+    [
+        ({"stream": True, "stream_options": 1}, "stream_options"),
+        ({"n": 300, "stream": True}, "n=300"),
+    ],
 )
 def test_what_is_not_served_yet_is_refused_and_recorded(body, words):
     with running() as setup:
@@ -167,6 +171,29 @@ def test_large_request_is_refused():
     with running(max_request_bytes=100) as setup:
         assert setup.call(user="x" * 200).status_code == 413
         assert setup.server.num_calls == 0
+
+
+def test_request_that_does_not_arrive_is_refused():
+    def slowly():
+        yield b'{"mod'
+        time.sleep(0.6)
+        yield b'el": "m"}'
+
+    with running(request_seconds=0.2) as setup:
+        response = setup.client.post(PATH, content=slowly())
+        assert response.status_code == 408
+        assert "did not arrive within 0.2 s" in setup.last_call().status.description
+
+
+def test_agent_that_leaves_in_its_request_is_recorded():
+    with running() as setup:
+        address = (setup.client.base_url.host, setup.client.base_url.port)
+        with socket.create_connection(address) as connection:
+            head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{"
+            connection.sendall(head.encode())
+            time.sleep(0.1)
+        wait_until(lambda: setup.trace.spans())
+        assert "before it had sent its request" in setup.last_call().status.description
 
 
 def test_attempt_that_is_not_running_is_unknown():

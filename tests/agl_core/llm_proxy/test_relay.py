@@ -223,7 +223,7 @@ def test_events_split_anywhere_are_the_same_for_the_agent():
             assert first.attributes[name] == second.attributes[name]
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("status", [400, 404])
 def test_error_of_the_backend_passes_through(status):
     with running() as setup:
         setup.server.fail_next(1, status)

@@ -7,14 +7,9 @@ from hypothesis import strategies as st
 
 from agl_core import semconv
 from agl_core.llm_proxy import capture
-from agl_core.llm_proxy.stream import (
-    DONE,
-    EventSplitter,
-    StreamedAnswer,
-    StreamEvent,
-    find_hole,
-    visible_event,
-)
+from agl_core.llm_proxy.events import DONE, EventSplitter, StreamEvent
+from agl_core.llm_proxy.stream import StreamedAnswer, find_hole
+from agl_core.llm_proxy.visible import visible_event
 from tests.streams import to_chunks, to_event, to_events
 
 
@@ -92,13 +87,31 @@ def test_so_are_they_byte_by_byte():
     assert gather(chunks).answer() == make_answer("\xe4\u20ac!")
 
 
-@given(st.lists(st.sampled_from([b"\n", b"\r\n", b"data: a", b"id: 1"]), max_size=30), st.data())
+LINES = [b"\n", b"\r\n", b"\r", b"data: a", b"id: 1"]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=30), st.data())
 def test_odd_line_ends_are_split_alike_too(lines, data):
     content = b"".join(lines)
     cut = data.draw(st.integers(0, len(content)))
     whole = split([content])
     assert split([content[:cut], content[cut:]]) == whole
     assert b"".join(event.raw for event in whole[0]) + whole[1] == content
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_events_end_with_their_last_byte_whatever_the_line_ends(line_end):
+    content = line_end.join(
+        [b": hi", b"", b"data: a", b"data:b", b"", b"id: 1", b"data: c", b"", b""]
+    )
+    splitter, found = EventSplitter(), []
+    for number in range(len(content)):
+        for event in splitter.add(content[number : number + 1]):
+            found.append((number, event.data()))
+    ends = [n + len(line_end) for n in range(len(content)) if content[n:].startswith(2 * line_end)]
+    assert found == list(
+        zip((n + len(line_end) - 1 for n in ends), [b"", b"a\nb", b"c"], strict=True)
+    )
 
 
 def test_data_of_several_lines_is_one():

@@ -5,15 +5,20 @@ import orjson
 import pytest
 
 from agl_core.errors import UpstreamError
+from agl_core.llm_proxy.backends import Backend, Backends
 from agl_core.llm_proxy.upstream import Upstream, UpstreamTimeout
 from tests.fakes import ScriptedModelServer
 
-REQUEST = orjson.dumps({"messages": [{"role": "user", "content": "hi"}]})
+REQUEST = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def upstream_of(*urls, api_key=None, **options):
+    return Upstream(Backends([Backend(url, api_key) for url in urls]), **options)
 
 
 async def post(server: ScriptedModelServer, **options):
-    async with Upstream(server.base_url, **options) as upstream:
-        return await upstream.post("/chat/completions", REQUEST)
+    async with upstream_of(server.base_url, **options) as upstream:
+        return await upstream.send("/chat/completions", REQUEST)
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 502, 503, 504])
@@ -24,7 +29,7 @@ async def test_status_that_may_pass_is_retried(status):
         assert server.num_calls == 3
 
 
-@pytest.mark.parametrize("status", [400, 404, 500])
+@pytest.mark.parametrize("status", [400, 404, 501])
 async def test_other_status_is_handed_on_at_once(status):
     with ScriptedModelServer() as server:
         server.fail_next(1, status)
@@ -32,6 +37,15 @@ async def test_other_status_is_handed_on_at_once(status):
         assert reply.status == status
         assert orjson.loads(reply.content)["error"]["message"] == f"scripted failure {status}"
         assert server.num_calls == 1
+
+
+async def test_500_gets_two_more_tries():
+    with ScriptedModelServer() as server:
+        server.fail_next(2, 500)
+        assert (await post(server)).status == 200
+        server.fail_next(3, 500)
+        assert (await post(server)).status == 500
+        assert server.num_calls == 6
 
 
 async def test_retry_after_is_honoured():
@@ -67,17 +81,17 @@ async def test_slow_server_ends_at_the_deadline():
 
 async def test_unreachable_server_is_retried_until_the_deadline():
     started = time.monotonic()
-    async with Upstream("http://127.0.0.1:9/v1", deadline_seconds=1.0) as upstream:
-        with pytest.raises(UpstreamError, match="cannot reach the model server: ConnectError"):
-            await upstream.post("/chat/completions", REQUEST)
+    async with upstream_of("http://127.0.0.1:9/v1", deadline_seconds=1.0) as upstream:
+        with pytest.raises(UpstreamError, match="cannot reach the model server: Cannot connect"):
+            await upstream.send("/chat/completions", REQUEST)
     assert 0.2 < time.monotonic() - started < 5.0
 
 
 async def test_concurrent_calls_keep_their_own_retries():
     with ScriptedModelServer() as server:
         server.fail_next(8, 503, retry_after_seconds=0)
-        async with Upstream(server.base_url) as upstream:
-            posts = [upstream.post("/chat/completions", REQUEST) for _ in range(8)]
+        async with upstream_of(server.base_url) as upstream:
+            posts = [upstream.send("/chat/completions", REQUEST) for _ in range(8)]
             replies = await asyncio.gather(*posts)
         assert [r.status for r in replies] == [200] * 8
         assert server.num_calls == 16

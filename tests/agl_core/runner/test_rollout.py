@@ -280,7 +280,7 @@ async def test_slow_sync_agent_times_out_and_its_late_call_is_refused(bench):
 
 @pytest.mark.parametrize("agent", [two_calls, two_calls_sync])
 async def test_failing_model_server_is_an_infra_error(bench, agent):
-    bench.server.fail_next(1, 500)
+    bench.server.fail_next(2, 500)
     outcome = (await bench.run(agent, 1)).outcome
     assert outcome.kind is FailureKind.INFRA_ERROR
     assert "scripted failure 500" in outcome.message

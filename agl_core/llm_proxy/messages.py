@@ -1,0 +1,268 @@
+"""Anthropic's messages, as chat completions upstream.
+
+    system, text blocks         -> messages of text; several texts are joined by line ends
+    tool_use / tool_result      -> tool_calls of the assistant / messages of the role tool
+    image                       -> image_url
+    stop_sequences, max_tokens  -> stop, max_tokens; top_k as it is
+
+Marks for prompt caching, `is_error` of a tool result, and `metadata` have no counterpart and are
+left out; any other field or block that is not named here is refused. Arguments of a tool call that
+are no JSON object come as `{"INVALID_JSON": text}`, which Anthropic's documentation suggests, and
+go back as that text.
+"""
+
+from typing import Any
+
+import orjson
+
+from agl_core.llm_proxy import capture
+from agl_core.llm_proxy.capture import JsonObject
+from agl_core.llm_proxy.dialect import Dialect, StreamWriter
+from agl_core.llm_proxy.messages_stream import MessagesWriter
+from agl_core.llm_proxy.refusal import Refusal
+
+INVALID_JSON = "INVALID_JSON"
+_PASSED = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
+_WITHOUT_EFFECT = {"metadata", "service_tier", "thinking", "cache_control"}
+_TRANSLATED = {"messages", "system", "stop_sequences", "tools", "tool_choice"}
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class MessagesDialect(Dialect):
+    """`POST /v1/messages`."""
+
+    def ask(self, body: JsonObject) -> JsonObject:
+        """Return the request as a chat completion.
+
+        Raises:
+            Refusal: It is malformed, or has what chat completions have not.
+        """
+        if others := sorted(body.keys() - _TRANSLATED - _WITHOUT_EFFECT - set(_PASSED)):
+            raise _refused(f"{', '.join(others)} is not supported")
+        if (body.get("thinking") or {}).get("type", "disabled") != "disabled":
+            raise _refused("thinking is not supported; leave it out or set it to disabled")
+        try:
+            return _ask(body)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _refused(f"the request is not one of messages: {error!r}") from error
+
+    def add_recording(self, asked: JsonObject, seed: int) -> JsonObject:
+        """Return a request that asks for token ids and log-probs too."""
+        return capture.add_recording(asked, seed)
+
+    def as_chat(self, answer: JsonObject) -> JsonObject:
+        """Return the answer as it is."""
+        return answer
+
+    def answer(self, answer: JsonObject, body: JsonObject) -> JsonObject:
+        """Return the answer as a message."""
+        choice = answer["choices"][0]
+        message = choice.get("message") or {}
+        calls = message.get("tool_calls") or []
+        blocks: list[JsonObject] = []
+        if text := message.get("content"):
+            blocks.append({"type": "text", "text": text})
+        blocks += [_tool_use(call) for call in calls]
+        usage = answer.get("usage") or {}
+        reason, sequence = stop_reason(
+            choice.get("finish_reason"), choice.get("stop_reason"), has_calls=bool(calls)
+        )
+        return {
+            "id": f"msg_{answer.get('id')}",
+            "type": "message",
+            "role": "assistant",
+            "model": body.get("model"),
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": {
+                "input_tokens": usage.get("prompt_tokens") or 0,
+                "output_tokens": usage.get("completion_tokens") or 0,
+            },
+        }
+
+    def writer(self, body: JsonObject) -> StreamWriter:
+        """Return what writes a message's events."""
+        return MessagesWriter(body.get("model"), self.error, stop_reason)
+
+    def error(self, refusal: Refusal) -> JsonObject:
+        """Return an error in Anthropic's shape."""
+        return _error(refusal.status, refusal.message)
+
+    def upstream_error(self, status: int, content: bytes) -> bytes:
+        """Return the model server's error in Anthropic's shape."""
+        try:
+            found = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            found = None
+        error = found.get("error", found) if isinstance(found, dict) else found
+        message = error.get("message") if isinstance(error, dict) else error
+        text = message or f"the model server answered HTTP {status}"
+        return orjson.dumps(_error(status, str(text)))
+
+
+def stop_reason(reason: Any, stop: Any, *, has_calls: bool) -> tuple[str | None, str | None]:
+    """Return Anthropic's stop reason and stop sequence.
+
+    Args:
+        reason: `finish_reason` of the choice.
+        stop: vLLM's `stop_reason`: the text of `stop` that was met, the id of a token, or None.
+        has_calls: Whether the choice calls tools; with a forced tool, vLLM ends in `stop`.
+    """
+    if reason != "stop":
+        return _STOP_REASONS.get(reason), None
+    if has_calls:
+        return "tool_use", None
+    if isinstance(stop, str):
+        return "stop_sequence", stop
+    return "end_turn", None
+
+
+def _ask(body: JsonObject) -> JsonObject:
+    messages = body["messages"]
+    if not isinstance(messages, list):
+        raise _refused("the request has no list of messages")
+    asked = {name: body[name] for name in _PASSED if body.get(name) is not None}
+    asked["messages"] = _system(body.get("system"))
+    for message in messages:
+        asked["messages"] += _messages(message)
+    if body.get("stop_sequences"):
+        asked["stop"] = body["stop_sequences"]
+    if body.get("tools"):
+        asked["tools"] = [_tool(tool) for tool in body["tools"]]
+    if choice := body.get("tool_choice"):
+        asked["tool_choice"] = _tool_choice(choice)
+        if choice.get("disable_parallel_tool_use"):
+            asked["parallel_tool_calls"] = False
+    return asked
+
+
+def _system(system: Any) -> list[JsonObject]:
+    return [{"role": "system", "content": _text(system, "system")}] if system else []
+
+
+def _messages(message: JsonObject) -> list[JsonObject]:
+    """Return a message as chat completions have it; tool results become messages of their own."""
+    role, content = message["role"], message["content"]
+    if role not in ("user", "assistant", "system"):
+        raise _refused(f"a message has the role {role!r}")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if role == "assistant":
+        return [_assistant(content)]
+    messages: list[JsonObject] = []
+    parts: list[JsonObject] = []
+    for block in content:
+        if block["type"] == "tool_result":
+            messages += _with_parts(role, parts)
+            parts = []
+            result = _text(block.get("content") or "", "a tool_result")
+            messages.append(
+                {"role": "tool", "tool_call_id": block["tool_use_id"], "content": result}
+            )
+        else:
+            parts.append(_part(block))
+    return messages + _with_parts(role, parts)
+
+
+def _with_parts(role: str, parts: list[JsonObject]) -> list[JsonObject]:
+    if not parts:
+        return []
+    if all(part["type"] == "text" for part in parts):  # text is what every chat template takes
+        return [{"role": role, "content": "\n".join(part["text"] for part in parts)}]
+    return [{"role": role, "content": parts}]
+
+
+def _part(block: JsonObject) -> JsonObject:
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    if block["type"] == "image":
+        source = block["source"]
+        if source["type"] == "url":
+            url = source["url"]
+        elif source["type"] == "base64":
+            url = f"data:{source['media_type']};base64,{source['data']}"
+        else:
+            raise _refused(f"an image has a source of the type {source['type']!r}")
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise _refused(f"a user's message has a block of the type {block['type']!r}")
+
+
+def _assistant(blocks: list[JsonObject]) -> JsonObject:
+    texts: list[str] = []
+    calls: list[JsonObject] = []
+    for block in blocks:
+        if block["type"] == "text":
+            texts.append(block["text"])
+        elif block["type"] == "tool_use":
+            function = {"name": block["name"], "arguments": _arguments(block["input"])}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        else:
+            raise _refused(f"an assistant's message has a block of the type {block['type']!r}")
+    message: JsonObject = {"role": "assistant", "content": "\n".join(texts) or None}
+    return {**message, "tool_calls": calls} if calls else {**message, "content": "\n".join(texts)}
+
+
+def _arguments(tool_input: Any) -> str:
+    if isinstance(tool_input, dict) and tool_input.keys() == {INVALID_JSON}:
+        return str(tool_input[INVALID_JSON])
+    return orjson.dumps(tool_input).decode()
+
+
+def _tool(tool: JsonObject) -> JsonObject:
+    if tool.get("type", "custom") not in ("custom", None):
+        raise _refused(f"tools of the type {tool['type']!r} run at Anthropic only")
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: JsonObject) -> Any:
+    if choice["type"] == "tool":
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if choice["type"] not in _TOOL_CHOICES:
+        raise _refused(f"tool_choice {choice['type']!r} is not supported")
+    return _TOOL_CHOICES[choice["type"]]
+
+
+def _tool_use(call: JsonObject) -> JsonObject:
+    function = call["function"]
+    try:
+        tool_input = orjson.loads(function.get("arguments") or "{}")
+    except orjson.JSONDecodeError:
+        tool_input = None
+    if not isinstance(tool_input, dict):
+        tool_input = {INVALID_JSON: function["arguments"]}
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": tool_input}
+
+
+def _text(content: Any, where: str) -> str:
+    """Return text, or the texts of blocks."""
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block["type"] != "text":
+            raise _refused(f"{where} has a block of the type {block['type']!r}")
+    return "\n".join(block["text"] for block in content)
+
+
+def _refused(message: str) -> Refusal:
+    return Refusal(400, message, "unsupported")
+
+
+def _error(status: int, message: str) -> JsonObject:
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    error = {"type": _ERROR_TYPES.get(status, default), "message": message}
+    return {"type": "error", "error": error}

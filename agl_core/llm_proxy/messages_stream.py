@@ -1,0 +1,153 @@
+"""Writes the events of an Anthropic message from the chunks of a chat completion.
+
+message_start, then for each text or tool call content_block_start, deltas, content_block_stop,
+then message_delta (stop reason and usage, which comes last upstream) and message_stop
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from agl_core.llm_proxy.capture import JsonObject
+from agl_core.llm_proxy.events import StreamEvent, to_event
+from agl_core.llm_proxy.pieces import CallPiece, FinishPiece, Piece, TextPiece, to_pieces
+from agl_core.llm_proxy.refusal import Refusal
+
+StopReason = Callable[..., tuple[str | None, str | None]]
+
+
+class MessagesWriter:
+    """Writes one message.
+
+    Args:
+        model: The name that the agent asked for.
+        to_error: Returns a refusal in Anthropic's shape.
+        stop_reason: Returns stop reason and stop sequence of a choice.
+    """
+
+    def __init__(
+        self, model: Any, to_error: Callable[[Refusal], JsonObject], stop_reason: StopReason
+    ) -> None:
+        self._model = model
+        self._to_error = to_error
+        self._stop_reason = stop_reason
+        self._has_begun = False
+        self._has_ended = False
+        self._num_blocks = 0
+        self._open_block: int | str | None = None
+        """Index upstream of the tool call that is written, or "text"."""
+        self._calls: set[int] = set()
+        self._finish = FinishPiece("", None)
+        self._usage: JsonObject = {}
+
+    def chunk(self, event: StreamEvent, chunk: Any) -> bytes:
+        """Return the events that a chunk makes."""
+        del event
+        if self._has_ended:
+            return b""
+        try:
+            if error := chunk.get("error"):
+                return self.failure(Refusal(502, f"the model server broke off: {error}", ""))
+            if isinstance(usage := chunk.get("usage"), dict):
+                self._usage = usage
+            begin = b"" if self._has_begun else self._begin(chunk)
+            return begin + b"".join(map(self._write, to_pieces(chunk)))
+        except (KeyError, TypeError, AttributeError) as error:
+            return self.failure(Refusal(502, f"the model server sent no chunk: {error!r}", ""))
+
+    def other(self, event: StreamEvent) -> bytes:
+        """Return nothing: comments are the model server's own."""
+        del event
+        return b""
+
+    def done(self, event: StreamEvent) -> bytes:
+        """Return the message's end."""
+        del event
+        return self._end()
+
+    def end(self, rest: bytes) -> bytes:
+        """Return the message's end, if it is not written."""
+        del rest
+        return self._end()
+
+    def failure(self, refusal: Refusal) -> bytes:
+        """Return an error event."""
+        if self._has_ended:
+            return b""
+        self._has_ended = True
+        return _event(self._to_error(refusal))
+
+    def _begin(self, chunk: JsonObject) -> bytes:
+        self._has_begun = True
+        message = {
+            "id": f"msg_{chunk.get('id')}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._counts(),
+        }
+        return _event({"type": "message_start", "message": message})
+
+    def _write(self, piece: Piece) -> bytes:
+        if isinstance(piece, FinishPiece):
+            self._finish = piece
+            return b""
+        if isinstance(piece, TextPiece):
+            opened = self._open("text", {"type": "text", "text": ""})
+            return opened + self._delta({"type": "text_delta", "text": piece.text})
+        return self._write_call(piece)
+
+    def _write_call(self, piece: CallPiece) -> bytes:
+        if piece.index in self._calls and piece.index != self._open_block:
+            raise TypeError("a tool call goes on after the next one began")
+        self._calls.add(piece.index)
+        block = {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": {}}
+        opened = self._open(piece.index, block)
+        if not piece.arguments:
+            return opened
+        delta = {"type": "input_json_delta", "partial_json": piece.arguments}
+        return opened + self._delta(delta)
+
+    def _open(self, key: int | str, block: JsonObject) -> bytes:
+        """Begin a block, unless it is the one that is open."""
+        if key == self._open_block:
+            return b""
+        closed = self._close()
+        self._open_block = key
+        start = {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
+        return closed + _event(start)
+
+    def _delta(self, delta: JsonObject) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._num_blocks, "delta": delta})
+
+    def _close(self) -> bytes:
+        if self._open_block is None:
+            return b""
+        self._open_block = None
+        self._num_blocks += 1
+        return _event({"type": "content_block_stop", "index": self._num_blocks - 1})
+
+    def _end(self) -> bytes:
+        if self._has_ended:
+            return b""
+        self._has_ended = True
+        reason, sequence = self._stop_reason(
+            self._finish.reason, self._finish.stop_sequence, has_calls=bool(self._calls)
+        )
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        last = {"type": "message_delta", "delta": delta, "usage": self._counts()}
+        return self._close() + _event(last) + _event({"type": "message_stop"})
+
+    def _counts(self) -> JsonObject:
+        return {
+            "input_tokens": self._usage.get("prompt_tokens") or 0,
+            "output_tokens": self._usage.get("completion_tokens") or 0,
+        }
+
+
+def _event(data: JsonObject) -> bytes:
+    return to_event(orjson.dumps(data), data["type"])
