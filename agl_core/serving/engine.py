@@ -236,6 +236,9 @@ class Engine:
                 f"prompt of {len(request.prompt_ids)} tokens and max_tokens {request.max_tokens} "
                 f"exceed the model's {served.max_positions} positions"
             )
+        largest = max(request.prompt_ids + list(request.forced_ids or ()))
+        if largest >= served.num_tokens:
+            return ConfigError(f"token id {largest} is none of the model's {served.num_tokens}")
         return None
 
 

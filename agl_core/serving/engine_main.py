@@ -93,6 +93,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--token-file", type=Path, help="holds the bearer token to ask for")
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--max-batch-size", type=int, default=64)
+    parser.add_argument(
+        "--allow-forced-tokens", action="store_true", help="take forced_token_ids; for tests"
+    )
     return parser.parse_args(arguments)
 
 
@@ -113,7 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
         logger.error("%s", error)
         return 2
     try:
-        serve(create_app(engine, token), options.host, options.port, options.address_file)
+        app = create_app(engine, token, allows_forced=options.allow_forced_tokens)
+        serve(app, options.host, options.port, options.address_file)
     except KeyboardInterrupt:  # uvicorn has shut down, and raises what it was stopped by
         logger.info("stopped")
     finally:

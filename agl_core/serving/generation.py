@@ -21,6 +21,8 @@ class ServedPolicy:
     folder: Path
     max_positions: int
     """Tokens of prompt and response together that the model was made for."""
+    num_tokens: int
+    """Size of its vocabulary; ids are below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,5 +142,6 @@ def load_policy(version: str, folder: Path, device: str = "cpu") -> LoadedPolicy
         chat_template_digest=chat_template_digest(folder),
         folder=folder,
         max_positions=int(model.config.max_position_embeddings),
+        num_tokens=int(model.get_input_embeddings().weight.shape[0]),
     )
     return LoadedPolicy(served, model, tokenizer, end_ids)
