@@ -106,18 +106,22 @@ class Engine:
         self._enqueue(works)
         return [work.future for work in works]
 
-    def load(self, version: str, folder: Path) -> ServedPolicy:
+    def load(self, version: str, folder: Path, digest: str | None = None) -> ServedPolicy:
         """Replace the policy once the requests that wait already are answered; return the new one.
 
         The folder is read in the caller's thread while generation goes on, so two policies are in
         memory meanwhile.
 
         Raises:
-            ConfigError: The folder cannot be loaded; the old policy is still served.
+            ConfigError: The folder cannot be loaded, or holds other weights than those of the
+                digest, if one is given; the old policy is still served.
             TransientError: The engine is closed.
         """
         with self._load_lock:
-            swap = _Swap(load_policy(version, folder, self._device), Future())
+            policy = load_policy(version, folder, self._device)
+            if digest not in (None, policy.served.weights_digest):
+                raise ConfigError(f"{folder}: its weights are not {digest}")
+            swap = _Swap(policy, Future())
             self._enqueue([swap])
             return swap.future.result()
 

@@ -91,6 +91,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0 for a free one")
     parser.add_argument("--address-file", type=Path, help="gets the base URL once it is up")
     parser.add_argument("--token-file", type=Path, help="holds the bearer token to ask for")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--max-batch-size", type=int, default=64)
     parser.add_argument(
@@ -111,7 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise ConfigError(f"--host {options.host} is open to other machines: give --token-file")
         if options.threads is not None:
             set_num_threads(options.threads)
-        engine = Engine(options.model, options.version, max_batch_size=options.max_batch_size)
+        engine = Engine(
+            options.model,
+            options.version,
+            max_batch_size=options.max_batch_size,
+            device=options.device,
+        )
     except (ConfigError, OSError) as error:
         logger.error("%s", error)
         return 2

@@ -55,6 +55,8 @@ class LoadRequest(BaseModel):
     version: str
     path: str
     """Folder on the server's machine."""
+    weights_digest: str | None = None
+    """What the folder must hold; None takes what it holds."""
 
 
 class EngineRoutes:
@@ -169,7 +171,9 @@ class EngineRoutes:
     async def load(self, http_request: Request) -> Response:
         """Serve another policy."""
         request = parse_body(LoadRequest, await http_request.body())
-        loaded = await asyncio.to_thread(self._engine.load, request.version, Path(request.path))
+        loaded = await asyncio.to_thread(
+            self._engine.load, request.version, Path(request.path), request.weights_digest
+        )
         logger.info("serving version=%s digest=%s", loaded.version, loaded.weights_digest)
         return _policy_answer(loaded)
 

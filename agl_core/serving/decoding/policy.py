@@ -130,7 +130,10 @@ def load_policy(version: str, folder: Path, device: str = "cpu") -> LoadedPolicy
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"{folder}: cannot be loaded as a causal model: {error}") from error
     tokenizer = load_tokenizer(folder)
-    model.requires_grad_(False).eval().to(device)
+    try:
+        model.requires_grad_(False).eval().to(device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises where there is none
+        raise ConfigError(f"device {device} cannot be used: {error}") from error
     ends: Any = model.generation_config.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
