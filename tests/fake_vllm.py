@@ -35,6 +35,7 @@ class FakeVllm:
         """What each chat completion waits for."""
         routes = [
             Route("/health", self._ok),
+            Route("/pid", self._pid),
             Route("/pause", self._pause, methods=["POST"]),
             Route("/resume", self._resume, methods=["POST"]),
             Route("/collective_rpc", self._rpc, methods=["POST"]),
@@ -50,6 +51,9 @@ class FakeVllm:
     async def _ok(self, _: Request) -> Response:
         return Response()
 
+    async def _pid(self, _: Request) -> Response:
+        return Response(str(os.getpid()))
+
     async def _pause(self, request: Request) -> Response:
         assert request.query_params["mode"] == "wait"
         self.is_paused = True
@@ -64,6 +68,8 @@ class FakeVllm:
     async def _rpc(self, request: Request) -> Response:
         body = await request.json()
         assert self.is_paused
+        if body["method"] == "pack_tied_heads":
+            return JSONResponse({"results": [None]})
         assert body["method"] == "reload_weights"
         path = body["kwargs"]["weights_path"]
         _fail_for(path)
@@ -117,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("model", "served-model-name", "host", "middleware", "logprobs-mode"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--worker-extension-cls", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--no-token-ids", action="store_true")
     parser.add_argument("--fail", action="store_true")

@@ -225,6 +225,8 @@ class ModelServer:
         """End the server, if it was started here."""
         if self._process is not None:
             self._process.process.stop()
+        if self._kept is not None:
+            self._kept.cleanup()
         self._private.cleanup()
 
     def __enter__(self) -> Self:

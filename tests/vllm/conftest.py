@@ -1,4 +1,4 @@
-"""These tests need an environment with vLLM, which `make test-vllm` makes; nothing else runs them."""
+"""They need an environment with vLLM, which `make test-vllm` makes; nothing else runs them."""
 
 import pytest
 

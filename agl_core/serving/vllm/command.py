@@ -21,6 +21,7 @@ _SET_HERE = (
     "--port",
     "--logprobs-mode",
     "--middleware",
+    "--worker-extension-cls",
     "--api-key",
 )
 _VERSION_PROGRAM = (
@@ -99,6 +100,7 @@ def vllm_command(
     arguments += ["--model", policy.path, "--served-model-name", MODEL]
     arguments += ["--host", host, "--port", str(port)]
     arguments += ["--middleware", "agl_vllm_policy.PolicyMiddleware"]
+    arguments += ["--worker-extension-cls", "agl_vllm_policy.PolicyWorker"]
     arguments += ["--logprobs-mode", "processed_logprobs", *settings.args]
     env = {name: value for name, value in inherited.items() if name != "PYTHONPATH"}
     env |= {

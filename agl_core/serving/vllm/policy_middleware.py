@@ -1,7 +1,8 @@
 """Middleware for vLLM's OpenAI server: which policy it serves, and how it gets the next one.
 
-Runs in vLLM's own process and environment, as `--middleware agl_vllm_policy.PolicyMiddleware`, so
-it needs the standard library alone and stands alone. With it, vLLM answers as our engine does:
+Runs in vLLM's own processes and environment, as `--middleware agl_vllm_policy.PolicyMiddleware` and
+`--worker-extension-cls agl_vllm_policy.PolicyWorker`, so it needs the standard library (and vLLM)
+alone and stands alone. With it, vLLM answers as our engine does:
 
     GET  /policy    {"version", "weights_digest", "engine": "vllm", "vllm", "logprobs_mode"}
     POST /policy    {"version", "path", "weights_digest"}: serve a folder, then the same answer
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import importlib
 import json
 import logging
 import os
@@ -53,6 +55,25 @@ class Failure(Exception):  # noqa: N818 - an answer, raised to leave the handler
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+class PolicyWorker:
+    """What vLLM's workers can do more; mixed into their class."""
+
+    def pack_tied_heads(self) -> None:
+        """Have heads that share the embedding's weights use those that were reloaded.
+
+        On CPUs vLLM 0.32 computes with a packed copy of a layer's weights, which a reload renews
+        only where the file names the layer; a tied head then goes on with the old weights (seen:
+        log-probs off by 8).
+        """
+        model = self.model_runner.get_model()  # pyright: ignore[reportAttributeAccessIssue]
+        layers = [layer for layer in model.modules() if hasattr(layer, "cpu_linear")]
+        if layers:
+            utils = importlib.import_module("vllm.model_executor.layers.utils")
+            for layer in layers:
+                if layer.weight.numel():  # others gave their weights away when they were packed
+                    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
 
 class PolicyMiddleware:
@@ -184,6 +205,7 @@ class PolicyMiddleware:
         """Load weights, and see that vLLM says their version."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": policy.path}}
         await self._ask(scope, "POST", "/collective_rpc", call)
+        await self._ask(scope, "POST", "/collective_rpc", {"method": "pack_tied_heads"})
         await self._ask(scope, "POST", "/update_weight_version", {"new_version": policy.version})
         found = (await self._ask(scope, "GET", "/weight_info")).get("weight_version")
         if found != policy.version:
