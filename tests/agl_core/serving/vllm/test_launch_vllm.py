@@ -96,15 +96,20 @@ def test_it_serves_one_policy_after_the_other(
 
 
 def test_a_policy_of_the_ledger_stays_on_disk_until_the_next_one_is_served(
-    server: ModelServer, first: PolicyRef, tmp_path: Path, storage: Storage
+    server: ModelServer,
+    first: PolicyRef,
+    tmp_path: Path,
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(storage, "local_path", lambda _: None)  # as a bucket's
     local = write_policy(tmp_path / "second", 1)
     folder = files.put_folder(storage, "policy/", Path(str(local.path)))
     server.serve(local.model_copy(update={"path": None, "folder": folder}), storage)
     fetched = list((tmp_path / "run").glob("engine-*/policy-*"))
     assert len(fetched) == 1
     assert answered_by(server, "v000001") == "policy"
-    assert (fetched[0] / "policy" / "model.safetensors").exists()
+    assert [*fetched[0].rglob("model.safetensors")]
     server.serve(first, storage)
     assert not fetched[0].exists()
     server.stop()
@@ -186,7 +191,7 @@ def test_settings_of_the_run_cannot_be_given_twice(
 def test_settings_of_the_embedded_engine_are_refused_beside_vllm(packages: Path) -> None:
     with pytest.raises(ValueError, match="max_batch_size: of the embedded engine"):
         settings_of(packages, max_batch_size=8)
-    with pytest.raises(ValueError, match="vllm, .*: only for an engine that the run starts"):
+    with pytest.raises(ValueError, match=r"vllm, .*: only for an engine that the run starts"):
         settings_of(packages, url="http://127.0.0.1:1")
 
 
