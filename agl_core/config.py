@@ -68,6 +68,17 @@ class RolloutSettings(_Settings):
         return values
 
 
+class VllmSettings(_Settings):
+    """A vLLM server that the run starts, in an environment of its own."""
+
+    python: str
+    """Interpreter of the environment that has vLLM, for example `.venv-vllm/bin/python`."""
+    args: tuple[str, ...] = ()
+    """More arguments of vLLM's OpenAI server, for example `--max-model-len`, `2048`."""
+    env: dict[str, str] = {}
+    """More environment variables of it."""
+
+
 class ServingSettings(_Settings):
     """Where the policy is served."""
 
@@ -78,7 +89,12 @@ class ServingSettings(_Settings):
     `AGL_ENGINE_TOKEN`, here and where shards run."""
     advertised_host: str | None = None
     """Name by which shards on other machines reach the engine; None for `host`."""
+    vllm: VllmSettings | None = None
+    """Start vLLM instead of the embedded engine."""
     max_batch_size: int = Field(default=64, ge=1)
+    """Of the embedded engine."""
+    device: str = "cpu"
+    """Where the embedded engine computes, as torch names it."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of the engine that the run starts."""
     startup_timeout_seconds: float = Field(default=180.0, gt=0)
@@ -91,6 +107,11 @@ class ServingSettings(_Settings):
             raise ValueError(
                 f"{', '.join(changed)}: only for an engine that the run starts; url "
                 "names one that runs already"
+            )
+        own = ("max_batch_size", "device", "threads")
+        if self.vllm is not None and (named := [name for name in own if name in changed]):
+            raise ValueError(
+                f"{', '.join(named)}: of the embedded engine; vLLM takes arguments in vllm.args"
             )
         return self
 

@@ -91,8 +91,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0 for a free one")
     parser.add_argument("--address-file", type=Path, help="gets the base URL once it is up")
     parser.add_argument("--token-file", type=Path, help="holds the bearer token to ask for")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--max-batch-size", type=int, default=64)
+    parser.add_argument(
+        "--allow-forced-tokens", action="store_true", help="take forced_token_ids; for tests"
+    )
     return parser.parse_args(arguments)
 
 
@@ -108,12 +112,18 @@ def main(arguments: list[str] | None = None) -> int:
             raise ConfigError(f"--host {options.host} is open to other machines: give --token-file")
         if options.threads is not None:
             set_num_threads(options.threads)
-        engine = Engine(options.model, options.version, max_batch_size=options.max_batch_size)
+        engine = Engine(
+            options.model,
+            options.version,
+            max_batch_size=options.max_batch_size,
+            device=options.device,
+        )
     except (ConfigError, OSError) as error:
         logger.error("%s", error)
         return 2
     try:
-        serve(create_app(engine, token), options.host, options.port, options.address_file)
+        app = create_app(engine, token, allows_forced=options.allow_forced_tokens)
+        serve(app, options.host, options.port, options.address_file)
     except KeyboardInterrupt:  # uvicorn has shut down, and raises what it was stopped by
         logger.info("stopped")
     finally:

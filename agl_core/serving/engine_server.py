@@ -1,6 +1,7 @@
-"""The embedded engine over HTTP: OpenAI's chat completions, and the policy that is served.
+"""The embedded engine over HTTP: OpenAI's completions, and the policy that is served.
 
     POST /v1/chat/completions   `agl_core.serving.chat` says which fields
+    POST /v1/completions        `agl_core.serving.completions` says which
     GET  /v1/models             the served version, as OpenAI lists models
     GET  /policy                {"version", "weights_digest", "tokenizer_digest",
                                 "chat_template_digest"}
@@ -8,8 +9,9 @@
     GET  /metrics               counts since the start, as JSON
     GET  /health                {"status": "ok"}; needs no token
 
-Generation runs in the engine's thread, so the event loop stays free. With a token every route but
-`/health` wants `Authorization: Bearer TOKEN`.
+Both answer in streams of server-sent events too, an event for each token as it is sampled. A client
+that goes away frees its place in the engine. Generation runs in the engine's thread, so the event
+loop stays free. With a token every route but `/health` wants `Authorization: Bearer TOKEN`.
 """
 
 import asyncio
@@ -19,21 +21,28 @@ import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_core.errors import AglError, ConfigError, TransientError, UpstreamError
-from agl_core.serving.chat import chat_answer, describe, error_answer, parse_request
+from agl_core.llm_proxy.refusal import Refusal, error_response, while_connected
+from agl_core.serving.answers import DONE, Answer, error_answer, event
+from agl_core.serving.chat import ChatAnswer, ChatRequest
+from agl_core.serving.completions import CompletionAnswer, CompletionRequest
+from agl_core.serving.decoding import LoadedPolicy
 from agl_core.serving.engine import Engine, not_served
 from agl_core.serving.generation import Completion, GenerationRequest, ServedPolicy
+from agl_core.serving.generation_stream import GenerationStream
+from agl_core.serving.requests import SamplingFields, parse_body
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +55,16 @@ class LoadRequest(BaseModel):
     version: str
     path: str
     """Folder on the server's machine."""
+    weights_digest: str | None = None
+    """What the folder must hold; None takes what it holds."""
 
 
 class EngineRoutes:
     """The handlers, and the counts that `/metrics` shows."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, allows_forced: bool) -> None:
         self._engine = engine
+        self._allows_forced = allows_forced
         self._counts: Counter[str] = Counter()
         self._started = int(time.time())
 
@@ -60,6 +72,7 @@ class EngineRoutes:
         """Return every route."""
         return [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/policy", self.policy, methods=["GET"]),
             Route("/policy", self.load, methods=["POST"]),
@@ -68,33 +81,76 @@ class EngineRoutes:
         ]
 
     async def chat(self, http_request: Request) -> Response:
-        """Sample the choices of one request."""
-        request = parse_request(await http_request.body())
+        """Sample the choices of one chat completion."""
+        request = parse_body(ChatRequest, await http_request.body())
+        policy = self._served_policy(request)
+        prompt_ids = policy.encode(request.template_messages(), request.template_tools())
+        limit = request.limit() or max(1, policy.served.max_positions - len(prompt_ids))
+        generations = request.generations(
+            prompt_ids,
+            limit,
+            _seed(request),
+            request.top_logprobs or 0,
+            self._forced(request.forced_ids()),
+        )
+        answer = ChatAnswer(request, prompt_ids, policy.token_text)
+        return await self._answer(http_request, request, generations, answer)
+
+    async def complete(self, http_request: Request) -> Response:
+        """Sample the choices of one completion."""
+        request = parse_body(CompletionRequest, await http_request.body())
+        policy = self._served_policy(request)
+        prompt = request.prompt
+        prompt_ids = policy.encode_text(prompt) if isinstance(prompt, str) else prompt
+        if not prompt_ids:
+            raise ConfigError("prompt: it has no token")
+        generations = request.generations(
+            prompt_ids,
+            request.max_tokens,
+            _seed(request),
+            request.logprobs or 0,
+            self._forced(request.forced_token_ids),
+        )
+        answer = CompletionAnswer(request, prompt_ids, policy.token_text)
+        return await self._answer(http_request, request, generations, answer)
+
+    def _served_policy(self, request: SamplingFields) -> LoadedPolicy:
+        """Return the policy that is served now; another one is refused."""
         policy = self._engine.loaded
-        served = policy.served
-        if request.model != served.version:
-            raise not_served(request.model, served.version)
-        prompt_ids = policy.encode(request.template_messages())
-        limit = request.limit() or max(1, served.max_positions - len(prompt_ids))
-        seed = secrets.randbits(32) if request.seed is None else request.seed
-        futures = [
-            self._engine.submit(
-                GenerationRequest(
-                    version=request.model,
-                    prompt_ids=prompt_ids,
-                    max_tokens=limit,
-                    temperature=request.temperature,
-                    seed=seed,
-                    draw=draw,
-                    stop=tuple(request.stop),
-                )
+        if request.model != policy.served.version:
+            raise not_served(request.model, policy.served.version)
+        return policy
+
+    def _forced(self, ids: list[int] | None) -> list[int] | None:
+        """Return ids to continue with, where the server was started for that."""
+        if ids is not None and not self._allows_forced:
+            raise ConfigError(
+                "forced_token_ids: for tests only, of an engine with --allow-forced-tokens"
             )
-            for draw in range(request.n)
-        ]
-        completions = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        self._count(prompt_ids, completions)
-        answer = chat_answer(request, prompt_ids, completions, policy.token_text)
-        return _json(answer, headers=_policy_headers(completions[0].policy))
+        return ids
+
+    async def _answer(
+        self,
+        http_request: Request,
+        request: SamplingFields,
+        generations: Sequence[GenerationRequest],
+        answer: Answer,
+    ) -> Response:
+        """Sample, and answer whole or as a stream; work for a client that left is stopped."""
+        if request.stream:
+            stream = GenerationStream(self._engine, generations)
+            try:
+                first = await while_connected(http_request.receive, stream.first())
+            except BaseException:
+                stream.cancel()
+                raise
+            return _StreamedAnswer(self, stream, answer, first.policy)
+        futures = self._engine.submit_together(generations, [None] * len(generations))
+        gathered = asyncio.gather(*map(asyncio.wrap_future, futures))
+        completions = await while_connected(http_request.receive, _result(gathered))
+        whole = answer.whole(completions)
+        self.count(answer)
+        return _json(whole, headers=_policy_headers(completions[0].policy))
 
     async def models(self, _: Request) -> Response:
         """List the one model."""
@@ -114,11 +170,10 @@ class EngineRoutes:
 
     async def load(self, http_request: Request) -> Response:
         """Serve another policy."""
-        try:
-            request = LoadRequest.model_validate_json(await http_request.body())
-        except ValidationError as error:
-            raise ConfigError(describe(error)) from error
-        loaded = await asyncio.to_thread(self._engine.load, request.version, Path(request.path))
+        request = parse_body(LoadRequest, await http_request.body())
+        loaded = await asyncio.to_thread(
+            self._engine.load, request.version, Path(request.path), request.weights_digest
+        )
         logger.info("serving version=%s digest=%s", loaded.version, loaded.weights_digest)
         return _policy_answer(loaded)
 
@@ -132,10 +187,58 @@ class EngineRoutes:
         """Answer that the server is up."""
         return _json({"status": "ok"})
 
-    def _count(self, prompt_ids: list[int], completions: list[Completion]) -> None:
+    def count(self, answer: Answer) -> None:
+        """Count a call that was answered to its end."""
         self._counts["requests_total"] += 1
-        self._counts["prompt_tokens_total"] += len(prompt_ids)
-        self._counts["completion_tokens_total"] += sum(len(c.token_ids) for c in completions)
+        self._counts["prompt_tokens_total"] += len(answer.prompt_ids)
+        self._counts["completion_tokens_total"] += answer.num_sampled
+
+
+class _StreamedAnswer(StreamingResponse):
+    """An answer in server-sent events; whatever ends it, nothing is sampled for it after that."""
+
+    def __init__(
+        self, routes: EngineRoutes, stream: GenerationStream, answer: Answer, policy: ServedPolicy
+    ) -> None:
+        super().__init__(
+            self._events(), headers=_policy_headers(policy), media_type="text/event-stream"
+        )
+        self._routes = routes
+        self._stream = stream
+        self._answer = answer
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the end, or until the client goes away."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.cancel()
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        """Give an event for each token; an error ends them as one of OpenAI's."""
+        for chunk in self._answer.first_chunks(self._policy):
+            yield event(chunk)
+        try:
+            async for index, token in self._stream:
+                yield event(self._answer.chunk(index, token))
+        except Exception as error:
+            logger.exception("a stream broke off")
+            yield event(_refusal(error)[1])
+            return
+        for chunk in self._answer.last_chunks(self._policy):
+            yield event(chunk)
+        self._routes.count(self._answer)
+        yield DONE
+
+
+async def _result(gathered: "asyncio.Future[list[Completion]]") -> list[Completion]:
+    return await gathered
+
+
+def _seed(request: SamplingFields) -> int:
+    """Return the request's seed, or a random one."""
+    return secrets.randbits(32) if request.seed is None else request.seed
 
 
 class BearerToken:
@@ -158,17 +261,17 @@ class BearerToken:
         await self._app(scope, receive, send)
 
 
-def create_app(engine: Engine, token: str | None = None) -> ASGIApp:
+def create_app(engine: Engine, token: str | None = None, *, allows_forced: bool = False) -> ASGIApp:
     """Return the ASGI app over an engine, which stays the caller's to close.
 
     Args:
         engine: What samples.
         token: Bearer token that every route but `/health` wants; None for none.
+        allows_forced: Whether requests may bring the ids to continue with; for tests.
     """
-    app = Starlette(
-        routes=EngineRoutes(engine).routes(),
-        exception_handlers={AglError: _refuse, HTTPException: _refuse, Exception: _refuse},
-    )
+    routes = EngineRoutes(engine, allows_forced=allows_forced).routes()
+    kinds = (AglError, HTTPException, Refusal, Exception)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refuse))
     return app if token is None else BearerToken(app, token)
 
 
@@ -195,17 +298,25 @@ def _policy_answer(policy: ServedPolicy) -> Response:
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    """Turn an error into OpenAI's shape; an unexpected one becomes a 500 without its text."""
+    """Turn an error into an answer of OpenAI's shape."""
+    if isinstance(error, Refusal):
+        return error_response(error)
+    status, body = _refusal(error)
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else None
+    return _json(body, status=status, headers=headers)
+
+
+def _refusal(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return status and body; an unexpected error becomes a 500 without its text."""
     match error:
         case UpstreamError():
-            status, kind, code = 404, "invalid_request_error", "model_not_found"
+            return 404, error_answer(str(error), "invalid_request_error", "model_not_found")
         case ConfigError():
-            status, kind, code = 400, "invalid_request_error", "invalid_request"
+            return 400, error_answer(str(error), "invalid_request_error", "invalid_request")
         case TransientError():
-            status, kind, code = 503, "server_error", "unavailable"
+            return 503, error_answer(str(error), "server_error", "unavailable")
         case HTTPException():
             body = error_answer(error.detail, "invalid_request_error", "not_found")
-            return _json(body, status=error.status_code, headers=dict(error.headers or {}))
+            return error.status_code, body
         case _:
-            return _json(error_answer("internal error", "server_error", "internal"), status=500)
-    return _json(error_answer(str(error), kind, code), status=status)
+            return 500, error_answer("internal error", "server_error", "internal")

@@ -1,10 +1,13 @@
 """The run's model server: start one (or attach to a running one), and have it serve a policy
 version.
+
+One class for all: the embedded engine and vLLM (with its middleware, `agl_core.serving.vllm`) say
+what they serve, and are given what to serve next, by the same routes.
 """
 
-import sys
+import logging
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -15,9 +18,14 @@ from agl_core.config import ServingSettings
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.ledger import files
 from agl_core.ledger.storage import Storage
-from agl_core.lifeline import ChildProcess, spawn
+from agl_core.llm_proxy import capture
+from agl_core.serving.start import Started, start_engine, start_vllm
+from agl_core.serving.vllm.command import check_vllm
+from agl_core.serving.weights import weights_digest
 from agl_core.types.training import PolicyRef
 from agl_core.utils.threaded_server import LOOPBACK
+
+logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_SECONDS = 600.0
 
@@ -28,35 +36,61 @@ def _with_host(url: str, host: str) -> str:
 
 
 def check_server(url: str) -> None:
-    """Return if an engine server answers at an address.
+    """Return if a server that serves policies answers at an address.
 
     Raises:
         UpstreamError: Nothing answers.
-        ConfigError: What answers is not an engine server.
+        ConfigError: What answers does not serve policies, or is a vLLM whose log-probs are not
+            those of the sampling temperature.
     """
-    ask_server("GET", f"{url.rstrip('/')}/policy", timeout_seconds=30.0)
+    served = ask_server("GET", f"{url.rstrip('/')}/policy", timeout_seconds=30.0)
+    mode = served.get("logprobs_mode")
+    if served.get("engine") == "vllm" and mode != "processed_logprobs":
+        raise ConfigError(
+            f"vLLM at {url} gives {mode} as log-probs, training needs those of the sampling "
+            "temperature: start it with --logprobs-mode processed_logprobs"
+        )
 
 
 class ModelServer:
-    """The one engine server of a run; what it serves changes between iterations."""
+    """The one model server of a run; what it serves changes between iterations.
+
+    Args:
+        url: Base URL without `/v1`.
+        private: Folder for fetched weights; gone when the server is stopped.
+        advertised_host: Name by which other machines reach it; None for that of the URL.
+        relaunch: Starts a vLLM with a policy, in place of one that ended; None where a server that
+            ends is an error.
+    """
 
     def __init__(
         self,
         url: str,
-        process: ChildProcess | None,
         private: "tempfile.TemporaryDirectory[str]",
         advertised_host: str | None = None,
+        relaunch: Callable[[PolicyRef], Started] | None = None,
     ) -> None:
         self.url = url
         """Base URL without `/v1`."""
-        self.advertised_url = _with_host(url, advertised_host) if advertised_host else url
-        """The same server as shards on other machines reach it."""
-        self._process = process
+        self._advertised_host = advertised_host
         self._private = private
+        self._relaunch = relaunch
+        self._process: Started | None = None
+        """Where it was started here."""
+        self._current: PolicyRef | None = None
+        """What a vLLM serves, with a local path, which must stay."""
+        self._kept: tempfile.TemporaryDirectory[str] | None = None
+        """Holds that path where it was fetched."""
+
+    @property
+    def advertised_url(self) -> str:
+        """The same server as shards on other machines reach it."""
+        host = self._advertised_host
+        return _with_host(self.url, host) if host else self.url
 
     @classmethod
     def start(cls, settings: ServingSettings, base: PolicyRef, folder: Path) -> Self:
-        """Start an engine that serves the base policy, or attach to the one at `settings.url`.
+        """Start a server of the base policy, or attach to the one at `settings.url`.
 
         Args:
             settings: Where and how to serve.
@@ -64,8 +98,9 @@ class ModelServer:
             folder: Local folder for the log and for fetched weights.
 
         Raises:
-            ConfigError: The engine would be open to other machines without a token.
-            UpstreamError: The engine ended or did not answer in time; the message holds the end of
+            ConfigError: The server would be open to other machines without a token, or the vLLM
+                that is named cannot be used.
+            UpstreamError: The server ended or did not answer in time; the message holds the end of
                 its log.
         """
         token = env_var.engine_token()
@@ -76,63 +111,122 @@ class ModelServer:
             )
         if settings.url is not None:
             check_server(settings.url)
+        if settings.vllm is not None:
+            check_vllm(settings.vllm)
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         # Readable by this user alone, and gone when the server is stopped.
         private = tempfile.TemporaryDirectory(prefix="engine-", dir=folder)
         if settings.url is not None:
-            return cls(settings.url.rstrip("/"), None, private)
-        assert base.path is not None, "a run starts from a policy on this machine's disk"
-        address = Path(private.name, "address")
-        command = [sys.executable, "-m", "agl_core.serving.engine_main"]
-        command += ["--model", base.path, "--version", base.version, "--port", "0"]
-        command += ["--address-file", str(address), "--threads", str(settings.threads)]
-        command += ["--max-batch-size", str(settings.max_batch_size), "--host", settings.host]
-        if token is not None:
-            token_file = Path(private.name, "token")
+            return cls(settings.url.rstrip("/"), private)
+        token_file = Path(private.name, "token") if token else None
+        if token is not None and token_file is not None:
             token_file.write_text(token.get_secret_value())
-            command += ["--token-file", str(token_file)]
-        process = spawn(command, folder / "engine.log")
-        deadline = time.monotonic() + settings.startup_timeout_seconds
-        while not address.exists():
-            if not process.is_running or time.monotonic() > deadline:
-                process.stop()
-                private.cleanup()
-                raise UpstreamError(f"the model engine did not start:\n{process.log_tail()}")
-            time.sleep(0.05)
-        return cls(address.read_text().strip(), process, private, settings.advertised_host)
+        is_vllm = settings.vllm is not None
+        launch, log = (start_vllm, "vllm.log") if is_vllm else (start_engine, "engine.log")
+
+        def start(policy: PolicyRef) -> Started:
+            return launch(settings, policy, Path(private.name), folder / log, token_file)
+
+        server = cls("", private, settings.advertised_host, start if is_vllm else None)
+        try:
+            server._take(start(base), base)
+        except BaseException:
+            server.stop()
+            raise
+        return server
 
     def serve(self, policy: PolicyRef, storage: Storage) -> None:
         """Have the server answer with this policy; returns once it does.
+
+        A vLLM that ended is started again: with this policy, or, where this policy ended it, with
+        the one before.
 
         Raises:
             UpstreamError: The server is gone, refuses, or serves other weights than the policy's.
             LedgerError: The policy's files differ from their record.
         """
-        served = self._served()
-        if (served["version"], served["weights_digest"]) == (policy.version, policy.weights_digest):
-            return
-        with tempfile.TemporaryDirectory(prefix="policy-", dir=self._private.name) as fetched:
-            folder = policy.path
+        if self._is_sound():
+            served = ask_server("GET", f"{self.url}/policy")
+            if (served["version"], served["weights_digest"]) == _identity(policy):
+                return
+        fetched = tempfile.TemporaryDirectory(prefix="policy-", dir=self._private.name)
+        try:
+            path = policy.path
             if policy.folder is not None:
-                folder = str(files.fetch_folder(storage, policy.folder, Path(fetched)))
-            served = ask_server(
-                "POST", f"{self.url}/policy", {"version": policy.version, "path": folder}
-            )
-        if served["weights_digest"] != policy.weights_digest:
+                path = str(files.fetch_folder(storage, policy.folder, Path(fetched.name)))
+            self._load(PolicyRef(**{**policy.model_dump(), "path": path, "folder": None}))
+        except BaseException:
+            fetched.cleanup()
+            raise
+        if self._relaunch is None:
+            fetched.cleanup()
+            return
+        if self._kept is not None:
+            self._kept.cleanup()
+        self._kept = fetched
+
+    def _load(self, policy: PolicyRef) -> None:
+        """Have the server read a policy from its local path."""
+        if self._relaunch is not None and not self._is_sound():
+            logger.warning("the model server ended; it is started again with %s", policy.version)
+            self._take(self._relaunch(policy), policy)
+            return
+        assert policy.path is not None, "it was fetched"
+        if (digest := weights_digest(Path(policy.path))) != policy.weights_digest:
             raise UpstreamError(
-                f"{self.url} serves weights {served['weights_digest']} as {policy.version}, "
-                f"expected {policy.weights_digest}"
+                f"{policy.path} holds weights {digest}, expected {policy.weights_digest}"
             )
+        body = {"version": policy.version, "path": policy.path, "weights_digest": digest}
+        try:
+            served = ask_server("POST", f"{self.url}/policy", body)
+        except UpstreamError as error:
+            if self._relaunch is None or self._current is None or self._is_sound():
+                raise
+            old = self._current
+            self._take(self._relaunch(old), old)
+            raise UpstreamError(
+                f"{policy.version} ended the model server, which was started again with "
+                f"{old.version}: {error}"
+            ) from error
+        if (served["version"], served["weights_digest"]) != _identity(policy):
+            raise UpstreamError(
+                f"{self.url} serves {served['version']} with weights {served['weights_digest']}, "
+                f"not {policy.version} with weights {policy.weights_digest}"
+            )
+        self._current = policy
+
+    def _take(self, started: Started, policy: PolicyRef) -> None:
+        """Use a server that was started, in place of the one before."""
+        if self._process is not None:
+            self._process.process.stop()
+        self._process, self.url = started, started.url
+        self._current = policy
+        if self._relaunch is not None:
+            check_server(self.url)
+            _check_token_ids(self.url, policy.version)
+
+    def _is_sound(self) -> bool:
+        """Whether a vLLM can go on; other servers are asked without asking before."""
+        if self._relaunch is None:
+            return True
+        try:
+            ask_server("GET", f"{self.url}/health", expects_json=False)
+            ask_server("GET", f"{self.url}/policy")
+        except UpstreamError:
+            return False
+        return True
 
     def metrics(self) -> dict[str, Any]:
-        """Return the server's counters, for example `requests_total`."""
+        """Return the counters of an engine of ours, for example `requests_total`."""
         return ask_server("GET", f"{self.url}/metrics")
 
     def stop(self) -> None:
-        """End the engine, if it was started here."""
+        """End the server, if it was started here."""
         if self._process is not None:
-            self._process.stop()
+            self._process.process.stop()
+        if self._kept is not None:
+            self._kept.cleanup()
         self._private.cleanup()
 
     def __enter__(self) -> Self:
@@ -141,8 +235,19 @@ class ModelServer:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _served(self) -> dict[str, Any]:
-        return ask_server("GET", f"{self.url}/policy")
+
+def _identity(policy: PolicyRef) -> tuple[str, str]:
+    return policy.version, policy.weights_digest
+
+
+def _check_token_ids(url: str, version: str) -> None:
+    """Return if a vLLM that was started answers with token ids and log-probs."""
+    body = {"model": version, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    answer = ask_server("POST", f"{url}/v1/chat/completions", capture.add_recording(body, seed=0))
+    if defect := capture.check_answer(answer):
+        raise UpstreamError(f"vLLM at {url}: {defect}")
+    if defect := capture.find_defect(capture.response_attributes(answer, {})):
+        raise ConfigError(f"this vLLM gives nothing to train on: {defect}; install 0.32 or newer")
 
 
 def ask_server(
@@ -150,8 +255,10 @@ def ask_server(
     url: str,
     body: dict[str, Any] | None = None,
     timeout_seconds: float = _LOAD_TIMEOUT_SECONDS,
+    *,
+    expects_json: bool = True,
 ) -> dict[str, Any]:
-    """Ask an engine server and return its answer.
+    """Ask a model server and return its answer; {} where none is expected.
 
     Raises:
         UpstreamError: It does not answer, refuses, or answers with something else than an object.
@@ -168,7 +275,10 @@ def ask_server(
     except httpx.HTTPError as error:
         raise UpstreamError(f"model server {url} does not answer: {error}") from error
     if answer.status_code == 404:
-        raise ConfigError(f"{url} is not found: is an engine server running there?")
+        raise ConfigError(
+            f"{url} is not found: is an engine server running there, or a vLLM with the "
+            "middleware of docs/design/serving.md?"
+        )
     if answer.status_code == 401:
         raise ConfigError(
             f"model server {url} wants another token: set the one that it was started with in "
@@ -176,6 +286,8 @@ def ask_server(
         )
     if answer.is_error:
         raise UpstreamError(f"model server {url} answers HTTP {answer.status_code}: {answer.text}")
+    if not expects_json:
+        return {}
     try:
         found = answer.json()
     except ValueError as error:

@@ -11,6 +11,9 @@ from agl_core.serving.engine_server import create_app
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
 
 HELLO = [{"role": "user", "content": "What is 12+34?"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+BROKEN_CALL = {**CALL, "function": {"name": "add", "arguments": "[1"}}
 
 
 def make_body(**changes: Any) -> dict[str, Any]:
@@ -95,14 +98,21 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"top_p": 0.9}, "top_p"),
-        ({"top_k": 5}, "top_k"),
-        ({"stream": True, "stream_options": {"include_usage": True}}, "does not stream"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: only with stream"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage"),
         ({"tools": []}, "tools"),
+        ({"tools": [TOOL]}, "tools: the policy's chat template does not show them"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"forced_token_ids": [9]}, "forced_token_ids: for tests only"),
         ({"min_p": 0.1}, "min_p"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs: only with logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"n": 0}, "n:"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "1"}, "temperature"),
@@ -113,7 +123,11 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "name and tool_call_id"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [BROKEN_CALL]}]}, "arguments of add"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "256 positions"),
         ({"max_tokens": 250}, "256 positions"),
         ({"model": None}, "model"),
@@ -133,7 +147,15 @@ async def test_unsupported_request_is_400_and_names_the_field(
 async def test_neutral_values_and_echoed_messages_are_taken(client: httpx.AsyncClient) -> None:
     echo = {"role": "assistant", "content": "46", "refusal": None, "tool_calls": []}
     response = await chat(
-        client, top_p=1.0, top_k=-1, stream=False, n=1, stop=None, messages=[*HELLO, echo, *HELLO]
+        client,
+        top_p=1.0,
+        top_k=-1,
+        stream=False,
+        n=1,
+        stop=None,
+        presence_penalty=0.0,
+        response_format={"type": "text"},
+        messages=[*HELLO, echo, {"role": "user", "content": [{"type": "text", "text": "And?"}]}],
     )
     assert response.status_code == 200
 
@@ -243,14 +265,14 @@ async def test_headers_name_the_weights_that_answered(
     other_policy_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    submit = engine.submit
+    submit = engine.submit_together
 
-    def submit_late(request: Any) -> Any:
+    def submit_late(*requests: Any) -> Any:
         """Other weights under the same name overtake the request."""
         engine.load("v000000", other_policy_folder)
-        return submit(request)
+        return submit(*requests)
 
-    monkeypatch.setattr(engine, "submit", submit_late)
+    monkeypatch.setattr(engine, "submit_together", submit_late)
     response = await chat(client)
     digest = weights_digest(other_policy_folder)
     assert response.json()["system_fingerprint"] == digest
