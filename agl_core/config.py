@@ -75,7 +75,7 @@ class VllmSettings(_Settings):
     """Interpreter of the environment that has vLLM, for example `.venv-vllm/bin/python`."""
     args: tuple[str, ...] = ()
     """More arguments of vLLM's OpenAI server, for example `--max-model-len`, `2048`."""
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     """More environment variables of it."""
 
 
