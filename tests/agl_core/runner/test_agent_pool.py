@@ -50,6 +50,8 @@ def make_shard(
         claim=1,
         model_server=server.base_url.removesuffix("/v1"),
         settings=RolloutSettings(isolation="process", **settings),
+        start=1,
+        concurrency=8,
     )
     name = f"tests.agents:{agent}"
     return Shard(ref, rollouts, table.to_pylist(), load_agent(name), name)
