@@ -6,12 +6,10 @@ The agents of these runs wait for a file, so that what happens to them happens w
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from deployments.server import SERVER_SETTINGS, free_port
 from flows import shard_runs
 from tests.conftest import small_run, train
 from tests.e2e.deployed import Api, deployed, start_worker
+from tests.e2e.killable_run import KillableRun
 
 pytestmark = pytest.mark.slow
 
@@ -60,20 +59,9 @@ class Campaign:
         """Agents that wait, or did when their process died: each leaves a file with its pid."""
         return [path.name for path in self.folder.glob("waiting-*")]
 
-    @contextmanager
-    def started(self, url: str | None = None) -> Iterator["subprocess.Popen[bytes]"]:
-        """The run in a process of its own; killed at the end if it still runs."""
-        path = self.folder / "config.json"
-        path.write_text(self.config.model_dump_json())
-        command = [sys.executable, "-m", "tests.e2e.killable_run", str(path), ""]
-        env = os.environ | ({"PREFECT_API_URL": url} if url else {})
-        with (self.folder / "run.log").open("ab") as log:
-            run = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-        try:
-            yield run
-        finally:
-            run.kill()
-            run.wait()
+    def started(self, url: str | None = None) -> KillableRun:
+        """The run in a process of its own; killed at the end of the block if it still runs."""
+        return KillableRun(self.config, self.folder / "run.log", url=url)
 
     def log(self) -> str:
         return (self.folder / "run.log").read_text()[-4000:]
@@ -82,7 +70,7 @@ class Campaign:
         """Let the agents go on, and run to the end."""
         self.open_gate()
         with self.started() as run:
-            assert run.wait(timeout=240) == 0, self.log()
+            assert run.wait(240) == 0, self.log()
         self.check()
 
     def check(self) -> None:
@@ -193,7 +181,7 @@ def test_cancelling_in_the_ui_stops_a_run_without_a_worker_and_it_goes_on_later(
         wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log())
         sent = time.monotonic()
         cancel(api, f"{run_id}{part}")
-        run.wait(timeout=30)
+        run.wait(30)
         assert time.monotonic() - sent < 20, "agents end with the process that they are threads of"
     assert "was cancelled" in campaign.log()
     found = states(api, campaign)
@@ -217,7 +205,7 @@ def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
         cancel(api, pooled.config.run_id)
         wait_until(lambda: not any(map(lives, shards)), "a shard lives on", 30)
         assert time.monotonic() - sent < 20
-        run.wait(timeout=30)
+        run.wait(30)
         assert time.monotonic() - sent < 30
     assert states(api, pooled)[pooled.config.run_id] == "CANCELLED"
     assert pooled.rollouts.unfinished() == list(range(16))
@@ -251,7 +239,7 @@ def test_a_shard_that_is_killed_is_replaced(pooled: Campaign, api: Api):
         os.kill(shard_processes(pooled)[0], signal.SIGKILL)
         wait_until(lambda: len(pooled.rollouts.claims()) == 3, "not replaced")
         pooled.open_gate()
-        assert run.wait(timeout=240) == 0, pooled.log()
+        assert run.wait(240) == 0, pooled.log()
     pooled.check()
     found = states(api, pooled)
     shards = sorted(state for name, state in found.items() if "-train-" in name)
@@ -270,7 +258,7 @@ def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
     with pooled.started() as run:
         wait_until(lambda: not any(map(lives, old)), "a shard of the killed run lives on", 90)
         pooled.open_gate()
-        assert run.wait(timeout=240) == 0, pooled.log()
+        assert run.wait(240) == 0, pooled.log()
     pooled.check()
     assert pooled.ledger.starts.end_reason(1) == "superseded"
     assert set(pooled.rollouts.deciding_claims().values()) == {3}
@@ -282,11 +270,11 @@ def test_a_second_start_is_refused_while_the_first_lives(campaign: Campaign):
         second = Campaign(campaign.config, campaign.gate, campaign.folder / "second")
         second.folder.mkdir()
         with second.started() as other:
-            assert other.wait(timeout=60) != 0
+            assert other.wait(60) != 0
         assert f"is carried on by flow run {campaign.config.run_id}, process {run.pid} on host" in (
             second.log()
         )
-        assert run.poll() is None
+        assert run.is_running
 
 
 def test_a_shard_whose_worker_died_with_it_is_replaced(
@@ -355,7 +343,7 @@ def test_a_run_outlives_an_outage_of_its_server(campaign: Campaign, tmp_path: Pa
             time.sleep(10)
             server = spawn(command, tmp_path / "server.log", env)
             campaign.open_gate()
-            assert run.wait(timeout=240) == 0, campaign.log()
+            assert run.wait(240) == 0, campaign.log()
         campaign.check()
         with Api(url) as client:
             found = states(client, campaign)
