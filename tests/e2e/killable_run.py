@@ -68,6 +68,7 @@ class KillableRun:
                 ledger; where it matches, the process is killed. An empty one never matches.
             url: Of the Prefect server's API, if not this process's.
         """
+        log.touch()
         arguments = (config.model_dump_json(), str(log), dies_at, url)
         self._process = self._context.Process(target=_child, args=arguments)
         self._process.start()

@@ -84,10 +84,12 @@ class Campaign:
         assert set(final["kind"].to_pylist()) == {"succeeded"}
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 300.0) -> Any:
+def wait_until(
+    condition: Callable[[], object], what: str | Callable[[], str], seconds: float = 240.0
+) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(0.2)
     return found
 
@@ -178,7 +180,7 @@ def test_cancelling_in_the_ui_stops_a_run_without_a_worker_and_it_goes_on_later(
 ):
     run_id = campaign.config.run_id
     with campaign.started() as run:
-        wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log())
+        wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log)
         sent = time.monotonic()
         cancel(api, f"{run_id}{part}")
         run.wait(30)
@@ -198,7 +200,7 @@ def test_cancelling_in_the_ui_stops_a_run_without_a_worker_and_it_goes_on_later(
 def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
     """Their agents are threads that do not end: the shards' processes do."""
     with pooled.started() as run:
-        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log)
         shards = shard_processes(pooled)
         assert len(shards) == 2
         sent = time.monotonic()
@@ -214,7 +216,7 @@ def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
 def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api):
     """Its run was killed, and so was it; someone retries it in the UI, then starts the run."""
     with pooled.started() as run:
-        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log)
         run.kill()
     name = f"{pooled.config.run_id}-000000-train-0001"
     sign = pooled.ledger.starts.shard_key(1, "000000-train-0001", "alive")
@@ -235,7 +237,7 @@ def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api
 
 def test_a_shard_that_is_killed_is_replaced(pooled: Campaign, api: Api):
     with pooled.started() as run:
-        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log)
         os.kill(shard_processes(pooled)[0], signal.SIGKILL)
         wait_until(lambda: len(pooled.rollouts.claims()) == 3, "not replaced")
         pooled.open_gate()
@@ -250,7 +252,7 @@ def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
     pooled: Campaign, api: Api
 ):
     with pooled.started() as run:
-        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log())
+        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log)
         run.kill()
     old = shard_processes(pooled)
     assert all(map(lives, old))
@@ -266,7 +268,7 @@ def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
 
 def test_a_second_start_is_refused_while_the_first_lives(campaign: Campaign):
     with campaign.started() as run:
-        wait_until(campaign.waiting, campaign.log())
+        wait_until(campaign.waiting, campaign.log)
         second = Campaign(campaign.config, campaign.gate, campaign.folder / "second")
         second.folder.mkdir()
         with second.started() as other:
@@ -337,7 +339,7 @@ def test_a_run_outlives_an_outage_of_its_server(campaign: Campaign, tmp_path: Pa
     try:
         wait_until(healthy, "no server")
         with campaign.started(url) as run:
-            wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log())
+            wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log)
             kill_all(server)
             server.stop()
             time.sleep(10)
