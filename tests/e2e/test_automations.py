@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.verify import verify_run
-from agl_core.lifeline import ChildProcess, spawn
+from agl_core.lifeline import ChildProcess
 from agl_core.serving.launch import ModelServer
 from deployments.cli import app
 from tests.conftest import small_run
-from tests.e2e.deployed import Api
+from tests.e2e.deployed import Api, start_worker
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +48,10 @@ def worker(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child
             body = {key: automation[key] for key in ("name", "enabled", "trigger", "actions")}
             path = f"{api.url}/automations/{automation['id']}"
             httpx.put(path, json=body).raise_for_status()
-    prefect = str(Path(sys.executable).with_name("prefect"))
-    start = [prefect, "worker", "start", "--pool", POOL, "--type", "process"]
-    env = {**os.environ, "PYTHONPATH": str(Path.cwd()), "PREFECT_WORKER_QUERY_SECONDS": "1"}
-    with spawn(start, tmp_path_factory.mktemp("worker") / "worker.log", env) as process:
+    prefect = Path(sys.executable).with_name("prefect")
+    env = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    log = tmp_path_factory.mktemp("worker") / "worker.log"
+    with start_worker(prefect, log, env, POOL) as process:
         yield process
     api.remove_automations()
 

@@ -44,6 +44,11 @@ class Campaign:
     gate: Path
     folder: Path
 
+    def wait_for_agents(self, number: int, run: KillableRun) -> None:
+        """Return once so many wait."""
+        wait_until(lambda: len(self.waiting()) >= number or not run.is_running, self.log)
+        assert run.is_running, self.log()
+
     @property
     def ledger(self) -> RunLedger:
         return open_run(self.config.ledger, self.config.run_id)
@@ -180,7 +185,7 @@ def test_cancelling_in_the_ui_stops_a_run_without_a_worker_and_it_goes_on_later(
 ):
     run_id = campaign.config.run_id
     with campaign.started() as run:
-        wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log)
+        campaign.wait_for_agents(8, run)
         sent = time.monotonic()
         cancel(api, f"{run_id}{part}")
         run.wait(30)
@@ -200,7 +205,7 @@ def test_cancelling_in_the_ui_stops_a_run_without_a_worker_and_it_goes_on_later(
 def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
     """Their agents are threads that do not end: the shards' processes do."""
     with pooled.started() as run:
-        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log)
+        pooled.wait_for_agents(16, run)
         shards = shard_processes(pooled)
         assert len(shards) == 2
         sent = time.monotonic()
@@ -216,7 +221,7 @@ def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
 def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api):
     """Its run was killed, and so was it; someone retries it in the UI, then starts the run."""
     with pooled.started() as run:
-        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log)
+        pooled.wait_for_agents(16, run)
         run.kill()
     name = f"{pooled.config.run_id}-000000-train-0001"
     sign = pooled.ledger.starts.shard_key(1, "000000-train-0001", "alive")
@@ -239,7 +244,7 @@ def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
     pooled: Campaign, api: Api
 ):
     with pooled.started() as run:
-        wait_until(lambda: len(pooled.waiting()) >= 16, pooled.log)
+        pooled.wait_for_agents(16, run)
         run.kill()
     old = shard_processes(pooled)
     assert all(map(lives, old))
@@ -255,7 +260,7 @@ def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
 
 def test_a_second_start_is_refused_while_the_first_lives(campaign: Campaign):
     with campaign.started() as run:
-        wait_until(campaign.waiting, campaign.log)
+        campaign.wait_for_agents(1, run)
         second = Campaign(campaign.config, campaign.gate, campaign.folder / "second")
         second.folder.mkdir()
         with second.started() as other:
@@ -327,7 +332,7 @@ def test_a_run_outlives_an_outage_of_its_server(campaign: Campaign, tmp_path: Pa
     try:
         wait_until(healthy, "no server")
         with campaign.started(url) as run:
-            wait_until(lambda: len(campaign.waiting()) >= 8, campaign.log)
+            campaign.wait_for_agents(8, run)
             kill_all(server)
             server.stop()
             time.sleep(10)
