@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,11 +108,11 @@ def campaign(
     rows = [{"question": f"{n}+1", "gate": str(gate), "sync": True} for n in range(4)]
     data = tmp_path / "train.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    name = request.node.name.replace("_", "-").split("[")[0][:40].strip("-")
+    name = request.node.name.replace("_", "-")[:32].strip("-")
     config = small_run(
         engine.url,
         str(tmp_path / "ledger"),
-        run_id=name,
+        run_id=f"{name}-{uuid.uuid4().hex[:6]}",  # the server is shared
         agent="tests.agents:waits_at_a_gate",
         train_data=str(data),
         val_data=None,
