@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from agl_core.config import RunConfig
 from agl_core.ledger.local_storage import LocalStorage
+from flows import shard_runs
 from flows.training_run import training_run
 
 
@@ -33,12 +34,16 @@ def _kill_before_writing(pattern: str) -> None:
     LocalStorage._publish = publish_or_die
 
 
-def _child(config_json: str, log: str, dies_at: str, url: str | None) -> None:
+def _child(
+    config_json: str, log: str, dies_at: str, lost_seconds: float | None, url: str | None
+) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     if dies_at:
         _kill_before_writing(dies_at)
+    if lost_seconds is not None:
+        shard_runs._LOST_SECONDS = lost_seconds
     try:
         with ExitStack() as settings:
             if url is not None:
@@ -57,7 +62,13 @@ class KillableRun:
     )
 
     def __init__(
-        self, config: RunConfig, log: Path, *, dies_at: str = "", url: str | None = None
+        self,
+        config: RunConfig,
+        log: Path,
+        *,
+        dies_at: str = "",
+        lost_seconds: float | None = None,
+        url: str | None = None,
     ) -> None:
         """Start it.
 
@@ -66,10 +77,11 @@ class KillableRun:
             log: File that gets its output, appended.
             dies_at: Pattern that is matched against each key just before it is written to a local
                 ledger; where it matches, the process is killed. An empty one never matches.
+            lost_seconds: After which a silent shard on the pool is replaced, if not as usual.
             url: Of the Prefect server's API, if not this process's.
         """
         log.touch()
-        arguments = (config.model_dump_json(), str(log), dies_at, url)
+        arguments = (config.model_dump_json(), str(log), dies_at, lost_seconds, url)
         self._process = self._context.Process(target=_child, args=arguments)
         self._process.start()
         assert self._process.pid is not None

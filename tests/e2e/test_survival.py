@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,8 +26,7 @@ from agl_core.ledger.verify import verify_run
 from agl_core.lifeline import ChildProcess, spawn
 from agl_core.serving.launch import ModelServer
 from deployments.server import SERVER_SETTINGS, free_port
-from flows import shard_runs
-from tests.conftest import small_run, train
+from tests.conftest import small_run
 from tests.e2e.deployed import Api, deployed, start_worker
 from tests.e2e.killable_run import KillableRun
 
@@ -65,9 +63,9 @@ class Campaign:
         """Agents that wait, or did when their process died: each leaves a file with its pid."""
         return [path.name for path in self.folder.glob("waiting-*")]
 
-    def started(self, url: str | None = None) -> KillableRun:
+    def started(self, **options: Any) -> KillableRun:
         """The run in a process of its own; killed at the end of the block if it still runs."""
-        return KillableRun(self.config, self.folder / "run.log", url=url)
+        return KillableRun(self.config, self.folder / "run.log", **options)
 
     def log(self) -> str:
         return (self.folder / "run.log").read_text()[-4000:]
@@ -171,7 +169,10 @@ def shard_processes(campaign: Campaign) -> list[int]:
 
 
 def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_all(child: ChildProcess) -> None:
@@ -273,39 +274,18 @@ def test_a_second_start_is_refused_while_the_first_lives(campaign: Campaign):
 
 
 def test_a_shard_whose_worker_died_with_it_is_replaced(
-    pooled: Campaign,
-    api: Api,
-    prefect_api: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    worker: ChildProcess,
+    pooled: Campaign, api: Api, prefect_api: str, worker: ChildProcess, tmp_path: Path
 ):
     """Prefect leaves its run in the state Running."""
-    monkeypatch.setattr(shard_runs, "_LOST_SECONDS", 20.0)
     env = os.environ | {"PREFECT_API_URL": prefect_api}
-    failed: list[BaseException] = []
-    is_done = threading.Event()
-
-    def kill_and_start_another() -> None:
-        try:
-            wait_until(lambda: len(pooled.waiting()) >= 16, "no shards")
-            victims = shard_processes(pooled)
-            kill_all(worker)
-            assert not any(map(lives, victims))
-            pooled.open_gate()
-            with start_worker(PREFECT, tmp_path / "worker.log", env):
-                is_done.wait(300)
-        except BaseException as error:  # noqa: BLE001 - of another thread; raised below
-            failed.append(error)
-
-    thread = threading.Thread(target=kill_and_start_another)
-    thread.start()
-    try:
-        train(pooled.config)
-    finally:
-        is_done.set()
-        thread.join()
-    assert not failed, failed
+    with pooled.started(lost_seconds=20.0) as run:
+        pooled.wait_for_agents(16, run)
+        victims = shard_processes(pooled)
+        kill_all(worker)
+        wait_until(lambda: not any(map(lives, victims)), "a shard outlives its worker", 10)
+        pooled.open_gate()
+        with start_worker(PREFECT, tmp_path / "worker.log", env):
+            assert run.wait(240) == 0, pooled.log()
     pooled.check()
     messages = [
         run["state"]["message"]
@@ -332,7 +312,7 @@ def test_a_run_outlives_an_outage_of_its_server(campaign: Campaign, tmp_path: Pa
     server = spawn(command, tmp_path / "server.log", env)
     try:
         wait_until(healthy, "no server")
-        with campaign.started(url) as run:
+        with campaign.started(url=url) as run:
             campaign.wait_for_agents(8, run)
             kill_all(server)
             server.stop()
