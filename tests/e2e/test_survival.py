@@ -250,9 +250,11 @@ def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
         run.kill()
     old = shard_processes(pooled)
     assert all(map(lives, old))
-    pooled.config = pooled.config.model_copy(update={"rollout": RolloutSettings()})
+    rollout = pooled.config.rollout.model_copy(update={"deployment": None, "shard_size": None})
+    pooled.config = pooled.config.model_copy(update={"rollout": rollout})
     with pooled.started() as run:
-        wait_until(lambda: not any(map(lives, old)), "a shard of the killed run lives on", 90)
+        wait_until(lambda: not any(map(lives, old)) or not run.is_running, "an old shard lives")
+        assert run.is_running, pooled.log()
         pooled.open_gate()
         assert run.wait(240) == 0, pooled.log()
     pooled.check()
