@@ -107,13 +107,13 @@ def killed(
 def test_a_killed_training_run_is_started_again_and_completes(
     killed: Killed, api: Api, worker: ChildProcess
 ):
-    first = api.ended(killed.flow_run_id, 60)
+    first = api.ended(killed.flow_run_id)
     assert first["state_type"] == "CRASHED"
-    again = wait_for("a second start", lambda: starts(api, "killed")[1:], 60)[0]
+    again = wait_for("a second start", lambda: starts(api, "killed")[1:])[0]
     assert again["parameters"]["automatic"] is True
     assert again["parameters"]["config"] == first["parameters"]["config"]
     assert again["created_by"]["display_value"] == "agl-restart-training-runs"
-    ended = api.ended(again["id"], 180)
+    ended = api.ended(again["id"])
     assert ended["state_type"] == "COMPLETED", f"{ended['state']}\n{worker.log_tail(40)}"
     assert killed.ledger.committed() == 1
     assert verify_run(killed.ledger) == []
@@ -132,11 +132,9 @@ def test_a_run_that_kills_its_process_each_time_is_not_started_for_ever(
         max_automatic_starts=1,
     )
     first = api.start(DEPLOYMENT, parameters(config))
-    runs = wait_for(
-        "three starts", lambda: starts(api, "deadly")[2:] and starts(api, "deadly"), 240
-    )
+    runs = wait_for("three starts", lambda: starts(api, "deadly")[2:] and starts(api, "deadly"))
     assert len(runs) == 3
-    last = api.ended(runs[2]["id"], 120)
+    last = api.ended(runs[2]["id"])
     assert last["state_type"] == "FAILED", "not Crashed: nothing starts it again"
     assert "automations" in last["state"]["message"]
     assert [api.get(f"/flow_runs/{run['id']}")["state_type"] for run in runs[:2]] == ["CRASHED"] * 2
@@ -151,6 +149,6 @@ def test_what_else_the_killed_process_ran_is_marked_and_starts_nothing(api: Api)
         runs = api.of_run("flow_runs", "killed-000000")
         return [run for run in runs if run["state_type"] == "CRASHED"]
 
-    found = wait_for("the iteration of the killed process to be marked", marked, 150)
+    found = wait_for("the iteration of the killed process to be marked", marked)
     assert "heartbeat" in found[0]["state"]["message"]
     assert len(starts(api, "killed")) == 2
