@@ -132,7 +132,8 @@ def test_a_run_that_kills_its_process_each_time_is_not_started_for_ever(
         max_automatic_starts=1,
     )
     first = api.start(DEPLOYMENT, parameters(config))
-    runs = wait_for("three starts", lambda: starts(api, "deadly")[2:] and starts(api, "deadly"))
+    wait_for("three starts", lambda: starts(api, "deadly")[2:], 400)
+    runs = starts(api, "deadly")
     assert len(runs) == 3
     last = api.ended(runs[2]["id"])
     assert last["state_type"] == "FAILED", "not Crashed: nothing starts it again"
