@@ -140,6 +140,17 @@ def test_a_restart_passes_every_parameter_of_the_flow_on(api: Api, folder: Path)
     assert set(action["parameters"]) == set(inspect.signature(training_run.fn).parameters)
 
 
+@pytest.fixture(scope="module")
+def mistaken(api: Api, folder: Path) -> Path:
+    """The folder deployed to the pool `one`, with configurations that cannot be deployed."""
+    rows(deploy(folder, "run.yaml", "--pool", "one"))
+    values = yaml.safe_load((folder / "run.yaml").read_text())
+    (folder / "unimportable.yaml").write_text(yaml.safe_dump(values | {"agent": "nothing:x"}))
+    in_process = values | {"run_id": "in-process", "rollout": {}}
+    (folder / "process.yaml").write_text(yaml.safe_dump(in_process))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -154,13 +165,8 @@ def test_a_restart_passes_every_parameter_of_the_flow_on(api: Api, folder: Path)
         (["process.yaml", "--shard-pool", "cpu"], "the shards of in-process run in the training"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence(folder: Path, arguments: list[str], message: str, api: Api):
-    rows(deploy(folder, "run.yaml", "--pool", "one"))
-    values = yaml.safe_load((folder / "run.yaml").read_text())
-    (folder / "unimportable.yaml").write_text(yaml.safe_dump(values | {"agent": "nothing:x"}))
-    in_process = values | {"run_id": "in-process", "rollout": {}}
-    (folder / "process.yaml").write_text(yaml.safe_dump(in_process))
-    error = deploy(folder, *arguments).exception
+def test_a_mistake_is_one_sentence(mistaken: Path, arguments: list[str], message: str):
+    error = deploy(mistaken, *arguments).exception
     assert isinstance(error, ConfigError)
     assert message in str(error)
     assert "\n" not in str(error)

@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,10 +39,15 @@ def deployed(
 
 
 @contextmanager
-def start_worker(prefect: Path, log: Path, env: Mapping[str, str]) -> Iterator[ChildProcess]:
-    """Run a process worker on the pool."""
-    start = [str(prefect), "worker", "start", "--pool", "agl", "--type", "process"]
+def start_worker(
+    prefect: Path, log: Path, env: Mapping[str, str], pool: str = "agl"
+) -> Iterator[ChildProcess]:
+    """Run a process worker on the pool; it polls by then, as a run demands before it begins."""
+    name = f"worker-{uuid.uuid4().hex[:8]}"
+    start = [str(prefect), "worker", "start", "--pool", pool, "--type", "process", "--name", name]
     with spawn(start, log, {**env, "PREFECT_WORKER_QUERY_SECONDS": "1"}) as worker:
+        with Api(env["PREFECT_API_URL"]) as api:
+            api.wait_for_worker(pool, name, worker)
         yield worker
 
 
@@ -90,6 +96,16 @@ class Api:
         found = self.get(f"/deployments/name/{deployment}")
         path = f"/deployments/{found['id']}/create_flow_run"
         return self.post(path, parameters=parameters)["id"]
+
+    def wait_for_worker(self, pool: str, name: str, worker: ChildProcess) -> None:
+        """Return once the server knows that a worker polls a pool."""
+        deadline = time.monotonic() + 120
+        while not any(
+            found["name"] == name and found["status"] == "ONLINE"
+            for found in self.post(f"/work_pools/{pool}/workers/filter")
+        ):
+            assert time.monotonic() < deadline, worker.log_tail(40)
+            time.sleep(0.25)
 
     def remove_automations(self) -> None:
         """Leave none to other tests on the same server, whose flow runs they would act on."""

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from agl_core.ledger import files
 from agl_core.ledger.run import RunLedger
 from agl_core.ledger.tables import SPANS
 from agl_core.ledger.verify import verify_run
-from agl_core.lifeline import ChildProcess, spawn
+from agl_core.lifeline import spawn
 from tests.conftest import CALCULATOR, small_run, train
 from tests.e2e.deployed import Api, deployed, on_pool
 from tests.e2e.namespaces import OtherHost, forwarded, other_host
@@ -182,11 +181,11 @@ def test_a_runner_on_another_host_reaches_everything_by_one_address(
             assert not reaches(runner, host, prefect_api), "the loopback address is another one"
             assert reaches(runner, host, url)
             start = [str(runner.bin / "prefect"), "worker", "start", "--pool", "far"]
+            start += ["--type", "process", "--name", host.name]
             env = {**runner.env, "PREFECT_API_URL": url, "PREFECT_WORKER_QUERY_SECONDS": "1"}
-            with spawn(
-                host.command([*start, "--type", "process"]), tmp_path / "log", env
-            ) as worker:
-                wait_for_worker(prefect_api, "far", worker)
+            with spawn(host.command(start), tmp_path / "log", env) as worker:
+                with Api(prefect_api) as api:
+                    api.wait_for_worker("far", host.name, worker)
                 run = train(config)
         (manifest,) = run.manifests()
         assert manifest.coverage.trained == manifest.coverage.expected == 16
@@ -221,16 +220,6 @@ def reaches(runner: Runner, host: OtherHost, url: str) -> bool:
     ask = f"import httpx; httpx.get('{url}/health', timeout=10).raise_for_status()"
     command = host.command([str(runner.bin / "python"), "-c", ask])
     return subprocess.run(command, env=runner.env, capture_output=True, check=False).returncode == 0
-
-
-def wait_for_worker(prefect_api: str, pool: str, worker: ChildProcess) -> None:
-    deadline = time.monotonic() + 60
-    with Api(prefect_api) as api:
-        while not [
-            w for w in api.post(f"/work_pools/{pool}/workers/filter") if w["status"] == "ONLINE"
-        ]:
-            assert time.monotonic() < deadline, worker.log_tail(40)
-            time.sleep(0.25)
 
 
 def root_places(run: RunLedger, prefix: str) -> list[dict[str, object]]:

@@ -2,8 +2,6 @@
 
 import hashlib
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from agl_core.serving.attached import CONVERSATIONS
 from agl_core.serving.launch import ModelServer
 from examples.calculator.agent import MAX_CALLS
 from tests.conftest import small_run
+from tests.e2e.killable_run import KillableRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_api")]
 
@@ -43,11 +42,8 @@ DEATHS = [
 
 def start(config: RunConfig, folder: Path, dies_at: str) -> int:
     """Run until the end or until it dies; return the exit status."""
-    path = folder / "config.json"
-    path.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "tests.e2e.killable_run", str(path), dies_at]
-    with (folder / "run.log").open("ab") as log:
-        return subprocess.run(command, stdout=log, stderr=log, timeout=300, check=False).returncode
+    with KillableRun(config, folder / "run.log", dies_at=dies_at) as run:
+        return run.wait(300)
 
 
 def digests(ledger: RunLedger) -> dict[str, str]:

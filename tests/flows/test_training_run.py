@@ -197,13 +197,14 @@ def test_a_partly_failed_group_trains_on_what_is_left(engine, tmp_path):
         agent="tests.agents:fails_on_last_sample",
         val_data=None,
     )
-    for manifest in train(config).manifests():
-        assert manifest.coverage.trained == 12
-        assert manifest.coverage.reasons == {"agent_error": 4}
-        assert manifest.rewards.failures == {"agent_error": 4}
-        assert manifest.cost.failed_attempts == 4
-        assert manifest.cost.failed_attempt_tokens > 0
-        assert manifest.validation == {}
+    config.algorithm.config["trainer.total_training_steps"] = 1
+    (manifest,) = train(config).manifests()
+    assert manifest.coverage.trained == 12
+    assert manifest.coverage.reasons == {"agent_error": 4}
+    assert manifest.rewards.failures == {"agent_error": 4}
+    assert manifest.cost.failed_attempts == 4
+    assert manifest.cost.failed_attempt_tokens > 0
+    assert manifest.validation == {}
 
 
 def test_an_iteration_stops_instead_of_training_on_what_a_broken_agent_leaves(engine, tmp_path):
@@ -238,13 +239,14 @@ def test_a_missing_reward_is_zero_where_the_user_wrote_it(engine, tmp_path):
         val_data=None,
         failures={"no_reward": {"then": "zero"}},
     )
-    for manifest in train(config).manifests():
-        assert manifest.coverage.trained == 16
-        assert manifest.coverage.failed == 0
-        assert manifest.coverage.rewards_by_policy == 4
-        assert manifest.rewards.failures == {"no_reward": 4}
-        assert manifest.rewards.attempts == {"succeeded": 12, "no_reward": 4}
-        assert manifest.rewards.mean_reward == 1.0, "over the rollouts that gave one"
+    config.algorithm.config["trainer.total_training_steps"] = 1
+    (manifest,) = train(config).manifests()
+    assert manifest.coverage.trained == 16
+    assert manifest.coverage.failed == 0
+    assert manifest.coverage.rewards_by_policy == 4
+    assert manifest.rewards.failures == {"no_reward": 4}
+    assert manifest.rewards.attempts == {"succeeded": 12, "no_reward": 4}
+    assert manifest.rewards.mean_reward == 1.0, "over the rollouts that gave one"
     ledger = open_run(config.ledger, config.run_id)
     outcomes = _table(ledger, 0, "collect", "outcomes", OUTCOMES)
     missing = outcomes.filter(pc.equal(outcomes["kind"], "no_reward"))
