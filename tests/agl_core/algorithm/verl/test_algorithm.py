@@ -121,7 +121,7 @@ def test_without_shuffle_rows_keep_their_order():
     assert rows == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_validation_takes_verls_sampling_settings():
+def test_item_6_validation_takes_its_own_sampling_settings():
     key = "actor_rollout_ref__rollout__val_kwargs__"
     verl = algorithm(**{key + "n": 2, key + "temperature": 0.6}, data__val_batch_size=3)
     proposal = verl.validation(start(verl, val=5))
