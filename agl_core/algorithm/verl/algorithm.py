@@ -279,22 +279,21 @@ class VERL(IterativeAlgorithm[VERLState]):
             step=state.step,
             kl_coefficient=coefficient,
         )
+        checkpoint = state.checkpoint
+        if update.steps:
+            folder = experience.artifacts.scratch("checkpoint")
+            worker.save_checkpoint(folder, state.step + 1)
+            checkpoint = experience.artifacts.put_folder("checkpoint", folder)
         experience.artifacts.put_table("update_rows", update.rows)
         experience.artifacts.put_table(
             "update_metrics", metrics_table(update.steps, update.metrics)
         )
-        if not update.steps:
-            self._held = (state.step, state.checkpoint)
-            return self.skip(state)
-        folder = experience.artifacts.scratch("checkpoint")
-        worker.save_checkpoint(folder, state.step + 1)
-        checkpoint = experience.artifacts.put_folder("checkpoint", folder)
         self._held = (state.step + 1, checkpoint)
         return state.model_copy(
             update={
                 "step": state.step + 1,
                 "checkpoint": checkpoint,
-                "skipped": False,
+                "skipped": not update.steps,
                 "kl_coefficient": update.kl_coefficient if self._penalises else None,
             }
         )
