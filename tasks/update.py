@@ -1,5 +1,6 @@
 """Stages `update` and `export`: let the algorithm learn, then write the next version."""
 
+import logging
 from collections import defaultdict
 from statistics import fmean
 from typing import Any
@@ -19,25 +20,35 @@ from tasks.context import IterationRef
 from tasks.policies import ledger_task
 from tasks.propose import state_before
 
+logger = logging.getLogger(__name__)
+
 
 @ledger_task(name="update", task_run_name="update")
 async def update(ref: IterationRef) -> StageRecord:
     """Run one update step on the rows that reach the loss, and keep a checkpoint.
 
     Raises:
-        TrainerError: No row reaches the loss, or the update failed.
+        TrainerError: No row reaches the loss and the algorithm does not skip such an iteration, or
+            the update failed.
     """
     iteration = ref.open()
     if record := iteration.record("update"):
         return record
     progress.report(progress.StageStarted(ref.iteration, "update"))
     adapted = iteration.finished("adapt")
+    algorithm = context.current().run.algorithm
     if not adapted.values["coverage"]["trained"]:
-        raise TrainerError(
+        found = (
             f"iteration {ref.iteration}: no row reaches the loss; rollouts: "
             f"{adapted.values['coverage']}, rows: {adapted.values['rows']}"
         )
-    algorithm = context.current().run.algorithm
+        if algorithm.batch_settings.on_empty == "fail":
+            raise TrainerError(found)
+        logger.warning("%s; the update is skipped", found)
+        with iteration.stage("update") as stage:
+            state = algorithm.skip(state_before(iteration))
+            stage.put_json("state", state.model_dump(mode="json"))
+        return iteration.finished("update")
 
     def read_batch() -> pa.Table:
         rows = files.read_table(iteration.storage, adapted.file("batch").key, BATCH_ROWS)
@@ -54,7 +65,7 @@ async def update(ref: IterationRef) -> StageRecord:
 
 @ledger_task(name="export", task_run_name="export")
 async def export(ref: IterationRef) -> StageRecord:
-    """Write the policy version that the update made."""
+    """Write the policy version that the update made, if it made one."""
     iteration = ref.open()
     if record := iteration.record("export"):
         return record

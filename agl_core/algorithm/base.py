@@ -80,10 +80,16 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
     @abstractmethod
     async def learn(self, state: StateT, experience: Experience) -> StateT:
         """Update from the experience, keep what a later process needs to go on, and return the next
-        state.
+        state. Called where some row has loss weight.
 
         Raises:
             TrainerError: The update failed or gave a number that is not finite.
+        """
+
+    @abstractmethod
+    def skip(self, state: StateT) -> StateT:
+        """Return the state after an iteration from which nothing could be learned; `export` then
+        leaves the policy as it is.
         """
 
     @abstractmethod

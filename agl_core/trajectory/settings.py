@@ -38,6 +38,9 @@ class BatchSettings(BaseModel):
     """Drop groups whose rollouts all have one reward: they have no advantage."""
     min_group_size: Annotated[int, Field(ge=1)] = 2
     """Groups with fewer rollouts in the batch are dropped."""
+    on_empty: Literal["fail", "skip"] = "fail"
+    """What becomes of an iteration none of whose rows reaches the loss: it stops with an error, or
+    it is committed without an update, and the next one goes on with the same policy."""
     temperature: float = Field(ge=0)
     """Of the run. Log-probs are compared at this sampling temperature; rows sampled at another one
     are dropped."""

@@ -44,7 +44,9 @@ def scores(config: RunConfig) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
+)
 def test_reward_and_tool_use_rise(engine: ModelServer, tmp_path: Path, seed: int, estimator: str):
     config = calculator_run(engine, tmp_path, seed, **{"algorithm.adv_estimator": estimator})
     (before, after), (_, tool_use) = scores(config)

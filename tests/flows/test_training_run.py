@@ -257,6 +257,72 @@ def test_a_missing_reward_is_zero_where_the_user_wrote_it(engine, tmp_path):
     assert verify_run(ledger) == []
 
 
+def test_an_iteration_without_a_row_may_be_skipped(engine, tmp_path):
+    config = small_run(
+        engine.url,
+        str(tmp_path),
+        run_id="skipped",
+        agent="tests.agents:gives_no_reward_on_last_sample",
+    )
+    filters = {
+        "agentlightning.filter.equal_rewards": True,
+        "agentlightning.filter.on_empty": "skip",
+        "trainer.val_before_train": False,
+    }
+    algorithm = config.algorithm.model_copy(update={"config": config.algorithm.config | filters})
+    ledger = train(config.model_copy(update={"algorithm": algorithm}))
+    first, second = ledger.manifests()
+    for manifest in (first, second):
+        assert manifest.policy_out is None
+        assert manifest.state["skipped"] is True
+        assert manifest.coverage.reasons == {"equal_rewards": 12, "no_reward": 4}
+        assert manifest.validation == {}
+        assert manifest.update == {}
+    assert first.policy_in == second.policy_in
+    assert (first.state["step"], second.state["step"]) == (1, 2)
+    assert verify_run(ledger) == []
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_whole_trajectories_are_trained_on(engine, tmp_path, estimator: str):
+    config = small_run(engine.url, str(tmp_path), run_id="trajectories", val_data=None)
+    settings = config.algorithm.config | {
+        "agentlightning.trace_aggregator.level": "trajectory",
+        "agentlightning.trace_aggregator.trajectory_max_response_length": 96,
+        "algorithm.adv_estimator": estimator,
+        "trainer.total_training_steps": 1,
+    }
+    if estimator == "gae":
+        settings |= {"critic.ppo_mini_batch_size": 4, "critic.ppo_micro_batch_size_per_gpu": 16}
+    algorithm = config.algorithm.model_copy(update={"config": settings})
+    ledger = train(config.model_copy(update={"algorithm": algorithm}))
+    (manifest,) = ledger.manifests()
+    assert manifest.policy_out is not None
+    assert manifest.policy_out.weights_digest != manifest.policy_in.weights_digest
+    assert ("critic/vf_loss" in manifest.update) == (estimator == "gae")
+
+    triplets = _table(ledger, 0, "adapt", "triplets", TRIPLETS)
+    batch = _table(ledger, 0, "adapt", "batch", BATCH_ROWS)
+    calls_of = {
+        index: [call for call in triplets.to_pylist() if call["index"] == index]
+        for index in set(triplets["index"].to_pylist())
+    }
+    joined = [row for row in batch.to_pylist() if row["num_calls"] > 1]
+    assert joined, "some rollout called the tool"
+    for row in joined:
+        calls = calls_of[row["index"]][row["step"] :][: row["num_calls"]]
+        last = calls[-1]
+        assert row["prompt_ids"] + row["response_ids"] == last["prompt_ids"] + last["response_ids"]
+        assert sum(row["response_mask"]) == sum(len(call["response_ids"]) for call in calls)
+    breaks = sum(manifest.breaks.values())
+    assert len(batch) == len(calls_of) + breaks
+    assert sum(batch["num_calls"].to_pylist()) == len(triplets) == manifest.cost.model_calls
+    assert manifest.tokens is not None
+    assert manifest.tokens.sampled == manifest.cost.completion_tokens
+    assert manifest.coverage.expected == 16 == manifest.coverage.trained
+    assert verify_run(ledger) == []
+
+
 def test_a_failure_may_drop_its_group(engine, tmp_path):
     config = small_run(
         engine.url,

@@ -69,6 +69,9 @@ def estimate(
         per_row, has_peers = _outcome(batch, algorithm, token_rewards, by_step, min_group_size)
         per_token = np.repeat(per_row, batch.response_lengths)
         return Advantages(np.where(weighted, per_token, 0).astype(np.float32), None, has_peers)
+    everywhere = np.ones(len(batch), dtype=bool)
+    if not weighted.any():  # VERL would whiten over no token
+        return Advantages(np.zeros(len(weighted), dtype=np.float32), None, everywhere)
     padding = Padding(batch.response_lengths)
     inputs: dict[str, Any] = {
         "token_level_rewards": padding.pad(token_rewards),
@@ -83,7 +86,7 @@ def estimate(
     return Advantages(
         np.where(weighted, padding.flatten(advantages), 0).astype(np.float32),
         padding.flatten(returns),
-        np.ones(len(batch), dtype=bool),
+        everywhere,
     )
 
 

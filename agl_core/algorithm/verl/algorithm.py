@@ -46,7 +46,7 @@ class VERLState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int
-    """Updates made so far."""
+    """Iterations made so far."""
     seed: int
     """Seeds the order of train rows."""
     train_size: int
@@ -62,6 +62,8 @@ class VERLState(BaseModel):
     kl_coefficient: float | None = None
     """Of the next update's penalty on rewards; an adaptive controller moves it. None is the
     configuration's."""
+    skipped: bool = False
+    """The last iteration updated nothing, so there is nothing to export."""
 
 
 class VERL(IterativeAlgorithm[VERLState]):
@@ -168,10 +170,11 @@ class VERL(IterativeAlgorithm[VERLState]):
     def validation(self, state: VERLState) -> Proposal | None:
         """Return `val_kwargs.n` rollouts of the first `val_batch_size` validation rows, or of all.
 
-        The base policy is scored where `trainer.val_before_train` says so; later ones always, or
-        every `trainer.test_freq` iterations and at the end where that is set.
+        None after a skipped iteration, which made no version. The base policy is scored where
+        `trainer.val_before_train` says so; later ones always, or every `trainer.test_freq`
+        iterations and at the end where that is set.
         """
-        if not state.val_size or not self._validates(state):
+        if not state.val_size or state.skipped or not self._validates(state):
             return None
         num_rows = min(state.val_size, self.config.data.val_batch_size or state.val_size)
         settings = self.config.actor_rollout_ref.rollout.val_kwargs
@@ -187,13 +190,22 @@ class VERL(IterativeAlgorithm[VERLState]):
         """
         return await self._in_thread(lambda: self._learn(state, experience))
 
+    def skip(self, state: VERLState) -> VERLState:
+        """Return the state of the next step with the same weights; schedules wait."""
+        if self._held == (state.step, state.checkpoint):
+            self._held = (state.step + 1, state.checkpoint)
+        return state.model_copy(update={"step": state.step + 1, "skipped": True})
+
     async def export(self, state: VERLState, artifacts: Artifacts) -> VERLState:
-        """Write the weights after `state.step` updates as the policy version of that number.
+        """Write the weights after `state.step` iterations as the policy version of that number;
+        none where the last one was skipped.
 
         Raises:
             TrainerError: The worker cannot be rebuilt, or the weights cannot be written.
             LedgerError: The checkpoint is missing or damaged.
         """
+        if state.skipped:
+            return state
         return await self._in_thread(lambda: self._export(state, artifacts))
 
     def done(self, state: VERLState) -> bool:
@@ -267,9 +279,11 @@ class VERL(IterativeAlgorithm[VERLState]):
             step=state.step,
             kl_coefficient=coefficient,
         )
-        folder = experience.artifacts.scratch("checkpoint")
-        worker.save_checkpoint(folder, state.step + 1)
-        checkpoint = experience.artifacts.put_folder("checkpoint", folder)
+        checkpoint = state.checkpoint
+        if update.steps:
+            folder = experience.artifacts.scratch("checkpoint")
+            worker.save_checkpoint(folder, state.step + 1)
+            checkpoint = experience.artifacts.put_folder("checkpoint", folder)
         experience.artifacts.put_table("update_rows", update.rows)
         experience.artifacts.put_table(
             "update_metrics", metrics_table(update.steps, update.metrics)
@@ -279,6 +293,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             update={
                 "step": state.step + 1,
                 "checkpoint": checkpoint,
+                "skipped": not update.steps,
                 "kl_coefficient": update.kl_coefficient if self._penalises else None,
             }
         )

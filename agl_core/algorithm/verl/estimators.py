@@ -45,6 +45,11 @@ LOSSES: frozenset[str] = frozenset(
 )
 """Values of `policy_loss.loss_mode`."""
 
+SCALED: frozenset[str] = frozenset(
+    {"vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo"}
+)
+"""Losses that are proportional to a positive factor on a row's advantage."""
+
 REFUSED_LOSSES: dict[str, str] = {
     "bypass_mode": "set algorithm.rollout_correction.bypass_mode=true instead",
 }

@@ -12,10 +12,13 @@ from agl_core.algorithm.verl.estimators import (
     OUTCOME,
     REFUSED_ESTIMATORS,
     REFUSED_LOSSES,
+    SCALED,
     TOKEN,
 )
 from agl_core.algorithm.verl.keys import ACTOR, CRITIC, OURS, REFERENCE, ROLLOUT
 
+PER_ROLLOUT_MODES: tuple[str, ...] = ("token-mean", "seq-mean-token-mean")
+"""Values of `loss_agg_mode` that are averages."""
 POSITIVE_INTEGERS: tuple[str, ...] = (
     "data.train_batch_size",
     "data.max_prompt_length",
@@ -153,6 +156,7 @@ def _loss(config: DictConfig) -> Iterator[str]:
         yield f"{ACTOR}policy_loss.dro_beta={actor.policy_loss.dro_beta}: dro needs one above 0"
     if not actor.clip_ratio_c > 1:
         yield f"{ACTOR}clip_ratio_c={actor.clip_ratio_c}: must be above 1"
+    yield from _per_rollout(config)
     rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
     micro = actor.ppo_micro_batch_size_per_gpu
     if mode == "geo_mean" and type(micro) is int and micro < rows:
@@ -160,6 +164,27 @@ def _loss(config: DictConfig) -> Iterator[str]:
             f"{ACTOR}ppo_micro_batch_size_per_gpu={micro}: VERL takes geo_mean's mean over one "
             f"forward pass, so a mini-batch (about {rows} rows) must fit into one"
         )
+
+
+def _per_rollout(config: DictConfig) -> Iterator[str]:
+    key = OURS + "loss.per_rollout"
+    value = config.agentlightning.loss.per_rollout
+    if not isinstance(value, bool):
+        yield f"{key}={value!r}: expected true or false"
+    if value is not True:
+        return
+    actor = config.actor_rollout_ref.actor
+    mode, aggregation = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    if aggregation not in PER_ROLLOUT_MODES:
+        yield f"{key}: {ACTOR}loss_agg_mode={aggregation!r} is no mean; use {PER_ROLLOUT_MODES}"
+    if mode not in SCALED:
+        yield f"{key}: {mode} is not proportional to the advantage; use one of {sorted(SCALED)}"
+    if mode == "sapo" and aggregation != "seq-mean-token-mean":
+        yield f"{key}: sapo always takes {ACTOR}loss_agg_mode=seq-mean-token-mean; set it"
+    if actor.use_kl_loss:
+        yield f"{key}: {ACTOR}use_kl_loss has no advantage; use algorithm.use_kl_in_reward"
+    if actor.entropy_coeff != 0:
+        yield f"{key}: the bonus of {ACTOR}entropy_coeff={actor.entropy_coeff} has no advantage"
 
 
 def _correction(config: DictConfig) -> Iterator[str]:

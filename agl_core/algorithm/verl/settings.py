@@ -20,7 +20,8 @@ DEFAULTS: dict[str, Any] = {
     },
     "truncation": {"prompt": "drop", "response": "drop", "unfinished": "keep"},
     "credit": {"assignment": "final", "discount": 1.0, "reward_weights": {}},
-    "filter": {"equal_rewards": False},
+    "filter": {"equal_rewards": False, "on_empty": "fail"},
+    "loss": {"per_rollout": False},
 }
 """Agent Lightning's keys with its defaults, then ours; see `BatchSettings` for their values."""
 
@@ -33,6 +34,7 @@ _KEYS: dict[str, str] = {
     "discount": OURS + "credit.discount",
     "reward_weights": OURS + "credit.reward_weights",
     "drop_equal_rewards": OURS + "filter.equal_rewards",
+    "on_empty": OURS + "filter.on_empty",
 }
 """The key of each setting of the batch."""
 

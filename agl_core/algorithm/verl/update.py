@@ -16,6 +16,7 @@ from agl_core.algorithm.verl.advantage import Advantages, estimate
 from agl_core.algorithm.verl.batch import RowBatch
 from agl_core.algorithm.verl.build import translated
 from agl_core.algorithm.verl.metrics import iteration_metrics
+from agl_core.algorithm.verl.per_rollout import rollout_weights
 from agl_core.algorithm.verl.worker import LogProbs, UpdateWorker
 from agl_core.errors import TrainerError
 from agl_core.ledger.tables import UPDATE_ROWS
@@ -30,7 +31,8 @@ class Update:
     rows: pa.Table
     """Schema `UPDATE_ROWS`: what it saw of each row, and why a row did not reach the loss."""
     steps: list[dict[str, float]]
-    """Metrics of each optimizer step; the critic's and the policy's of one number side by side."""
+    """Metrics of each optimizer step; the critic's and the policy's of one number side by side.
+    Empty where no row reached the loss, so that nothing changed."""
     metrics: dict[str, float]
     """Metrics of the whole iteration."""
     kl_coefficient: float
@@ -57,8 +59,9 @@ def learn(
         kl_coefficient: Of the penalty on rewards, where there is one.
 
     Raises:
-        TrainerError: The batch cannot be learned from, or VERL failed. The weights may have
-            changed: load a checkpoint before going on.
+        TrainerError: The batch cannot be learned from, no row reaches the loss and the settings do
+            not skip such a batch, or VERL failed. The weights may have changed: load a checkpoint
+            before going on.
     """
     algorithm = config.algorithm
     temperature = config.actor_rollout_ref.rollout.temperature
@@ -101,33 +104,62 @@ def learn(
         )
     reasons = _drop_reasons(batch, corrected, advantages)
     trained = _without(corrected, reasons)
-    steps = []
-    if values is not None:
-        assert advantages.returns is not None
-        steps = worker.update_critic(trained, values, advantages.returns, step=step)
-        metrics |= _critic_metrics(trained, values, advantages.returns)
-    if step + 1 >= config.trainer.critic_warmup:
-        policy_steps = worker.update(trained, old.values, advantages.values, step=step, more=more)
-        steps = _side_by_side(steps, policy_steps)
-    metrics |= iteration_metrics(trained, old, advantages.values)
-    for reason, count in Counter(reason for reason in reasons if reason is not None).items():
-        metrics[f"batch/dropped_rows/{reason}"] = float(count)
+    metrics |= iteration_metrics(trained, old, advantages.values) | _dropped(reasons)
     rows = update_rows(batch, old.values, advantages.values, reasons)
+    if trained.response_mask.any():
+        steps, of_critic = _steps(worker, trained, config, old, advantages, values, more, step)
+        metrics |= of_critic
+    elif settings.on_empty == "skip":
+        steps = []
+    else:
+        raise TrainerError(
+            f"no token of the batch has loss weight; rows: {dict(Counter(reasons))}; "
+            "agentlightning.filter.on_empty=skip goes on without an update"
+        )
     return Update(rows, steps, metrics, kl_coefficient)
 
 
-def _drop_reasons(batch: RowBatch, corrected: RowBatch, advantages: Advantages) -> np.ndarray:
-    """Return [N] why each row does not reach the loss; None where it does.
-
-    Raises:
-        TrainerError: No row does.
+def _steps(
+    worker: UpdateWorker,
+    trained: RowBatch,
+    config: DictConfig,
+    old: LogProbs,
+    advantages: Advantages,
+    values: np.ndarray | None,
+    more: dict[str, np.ndarray],
+    step: int,
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Take the critic's and the policy's optimizer steps; return their metrics, and those of the
+    critic before its steps.
     """
+    steps: list[dict[str, float]] = []
+    metrics: dict[str, float] = {}
+    if values is not None:
+        assert advantages.returns is not None
+        steps = worker.update_critic(trained, values, advantages.returns, step=step)
+        metrics = _critic_metrics(trained, values, advantages.returns)
+    if step + 1 >= config.trainer.critic_warmup:
+        in_loss = advantages.values
+        if config.agentlightning.loss.per_rollout:
+            aggregation = config.actor_rollout_ref.actor.loss_agg_mode
+            in_loss = in_loss * rollout_weights(trained, aggregation)
+        policy_steps = worker.update(trained, old.values, in_loss, step=step, more=more)
+        steps = _side_by_side(steps, policy_steps)
+    return steps, metrics
+
+
+def _dropped(reasons: np.ndarray) -> dict[str, float]:
+    """Return the number of rows that do not reach the loss by reason."""
+    counts = Counter(reason for reason in reasons if reason is not None)
+    return {f"batch/dropped_rows/{reason}": float(count) for reason, count in counts.items()}
+
+
+def _drop_reasons(batch: RowBatch, corrected: RowBatch, advantages: Advantages) -> np.ndarray:
+    """Return [N] why each row does not reach the loss; None where it does."""
     reasons = np.full(len(batch), None, dtype=object)
     reasons[~advantages.has_peers] = DropReason.NO_PEER_AT_STEP.value
     reasons[corrected.weighted_tokens() == 0] = DropReason.REJECTED.value
     reasons[batch.weighted_tokens() == 0] = DropReason.NO_WEIGHT.value
-    if all(reason is not None for reason in reasons):
-        raise TrainerError(f"no token of the batch has loss weight; rows: {dict(Counter(reasons))}")
     return reasons
 
 

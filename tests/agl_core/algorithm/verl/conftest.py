@@ -58,6 +58,7 @@ class LocalArtifacts:
 
     def put_table(self, name: str, table: pa.Table) -> FileRef:
         self.tables[name] = table
+        self.root.mkdir(parents=True, exist_ok=True)
         path = self.root / f"{name}.parquet"
         pq.write_table(table, path)
         data = path.read_bytes()

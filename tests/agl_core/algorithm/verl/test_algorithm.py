@@ -121,7 +121,7 @@ def test_without_shuffle_rows_keep_their_order():
     assert rows == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_validation_takes_verls_sampling_settings():
+def test_item_6_validation_takes_its_own_sampling_settings():
     key = "actor_rollout_ref__rollout__val_kwargs__"
     verl = algorithm(**{key + "n": 2, key + "temperature": 0.6}, data__val_batch_size=3)
     proposal = verl.validation(start(verl, val=5))
@@ -215,6 +215,41 @@ async def test_a_resumed_run_equals_one_that_was_not_interrupted(policy_start, a
     assert final.policy.weights_digest == two.policy.weights_digest != one.policy.weights_digest
     assert artifacts.tables["update_metrics"].equals(tables["update_metrics"])
     assert artifacts.tables["update_rows"].equals(tables["update_rows"])
+
+
+async def test_a_skipped_iteration_changes_nothing_but_the_step(policy_start, artifacts):
+    verl = algorithm(agentlightning__filter__on_empty="skip")
+    state = policy_start(verl)
+    first = await verl.export(await verl.learn(state, experience(artifacts)), artifacts)
+    plain = await verl.export(await verl.learn(first, experience(artifacts)), artifacts)
+    again = await verl.export(await verl.learn(state, experience(artifacts)), artifacts)
+
+    skipped = await verl.export(verl.skip(again), artifacts)
+    assert (skipped.step, skipped.policy) == (2, again.policy)
+    assert skipped.checkpoint == again.checkpoint
+    with_data = skipped.model_copy(update={"val_size": 5})
+    assert verl.validation(with_data) is None, "no version was made"
+    assert verl.propose(skipped).policy == first.policy
+    worker = verl._worker
+    later = await verl.export(await verl.learn(skipped, experience(artifacts)), artifacts)
+    assert verl._worker is worker, "it holds the weights, so nothing is built again"
+    assert later.policy.version == "v000003"
+    assert later.policy.weights_digest == plain.policy.weights_digest
+    verl.close()
+
+
+async def test_a_batch_without_weight_is_skipped_where_that_is_asked_for(policy_start, artifacts):
+    masked = make_rows(UNEVEN, masked=True)
+    verl = algorithm()
+    with pytest.raises(TrainerError, match=r"no_weight.*on_empty=skip goes on"):
+        await verl.learn(policy_start(verl), experience(artifacts, masked))
+    verl.close()
+    verl = algorithm(agentlightning__filter__on_empty="skip")
+    state = policy_start(verl)
+    after = await verl.export(await verl.learn(state, experience(artifacts, masked)), artifacts)
+    assert after == state.model_copy(update={"step": 1, "skipped": True})
+    assert set(artifacts.tables["update_rows"]["drop_reason"].to_pylist()) == {"no_weight"}
+    verl.close()
 
 
 async def test_a_failed_update_leaves_the_state_good_to_try_again(

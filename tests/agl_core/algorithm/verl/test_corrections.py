@@ -181,6 +181,23 @@ def test_an_update_whose_rows_are_all_rejected_is_an_error(update_with, worker, 
         update_with(replace(batch, rollout_logprobs=old - 3), config)
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus"])
+def test_an_update_whose_rows_are_all_rejected_may_be_skipped(
+    update_with, worker, batch: RowBatch, estimator: str
+):
+    old = worker.log_probs(batch, 1.0).values
+    settings = {
+        CORRECTION + "rollout_rs": "token_k1",
+        CORRECTION + "rollout_rs_threshold": 2.0,
+        "agentlightning__filter__on_empty": "skip",
+        "algorithm__adv_estimator": estimator,
+    }
+    update = update_with(replace(batch, rollout_logprobs=old - 3), configured(**settings))
+    assert update.steps == []
+    assert update.metrics["batch/dropped_rows/rejected"] == len(batch) == 7
+    assert set(update.rows["drop_reason"].to_pylist()) == {"rejected"}
+
+
 def test_rows_without_a_peer_at_their_step_do_not_train(update_with):
     calls = [(0, 0, 0.0), (0, 0, 1.0), (0, 0, 9.0), (1, 0, 0.5), (1, 0, 0.25)]
     batch = read_rows(make_rows(calls))

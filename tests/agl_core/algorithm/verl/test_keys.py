@@ -160,6 +160,7 @@ EFFECTS: dict[str, bool] = {
     OURS + "filter.equal_rewards": batch(
         GAE | {OURS + "filter.equal_rewards": True}
     ).drop_equal_rewards,
+    OURS + "filter.on_empty": batch(GAE | {OURS + "filter.on_empty": "skip"}).on_empty == "skip",
 }
 """Keys whose effect is on proposals, states and batches, with whether it is there."""
 
@@ -167,6 +168,7 @@ ELSEWHERE = {
     ROLLOUT + "log_prob_micro_batch_size_per_gpu": "test_worker",
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "test_worker",
     "trainer.critic_warmup": "test_corrections",
+    OURS + "loss.per_rollout": "test_update",
     "trainer.save_freq": "every iteration is kept, whatever it says",
     "trainer.n_gpus_per_node": "1 is all that may be set",
 }

@@ -1,6 +1,9 @@
 """A whole update against VERL's own padded path, and against plain torch, on random batches."""
 
 from collections import defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,15 @@ with quiet_imports():
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
     from verl.utils import tensordict_utils
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
 EPOCHS, LR, CRITIC_LR, CLIP = 2, 0.02, 0.01, 0.002
 Rows = list[dict[str, Any]]
 
 
-def config_of(estimator: str):
+def config_of(estimator: str, **more: Any):
     overrides = normalise(SETTINGS) | {
         "algorithm.adv_estimator": estimator,
         "actor_rollout_ref.actor.ppo_epochs": EPOCHS,
@@ -52,7 +57,7 @@ def config_of(estimator: str):
             "critic.optim.weight_decay": 0.0,
             "critic.cliprange_value": 0.01,
         }
-    return compose(overrides)
+    return compose(overrides | more)
 
 
 @st.composite
@@ -280,7 +285,20 @@ def plain_update(policy: Any, critic: Any, rows: Rows, config: Any) -> None:
         return torch.cat([torch.as_tensor(part, dtype=torch.float32) for part in parts])
 
     def mean(losses: torch.Tensor) -> torch.Tensor:
+        if config.agentlightning.loss.per_rollout:
+            return mean_over_rollouts(losses)
         return (losses * mask).sum() / mask.sum()
+
+    def mean_over_rollouts(losses: torch.Tensor) -> torch.Tensor:
+        parts: dict[int, list[torch.Tensor]] = defaultdict(list)
+        lengths = [len(row["response_ids"]) for row in rows]
+        for row, one in zip(rows, losses.split(lengths), strict=True):
+            parts[row["index"]].append(one[torch.tensor(row["response_mask"], dtype=torch.bool)])
+        if config.actor_rollout_ref.actor.loss_agg_mode == "token-mean":
+            means = [torch.cat(part).mean() for part in parts.values()]
+        else:
+            means = [torch.stack([one.mean() for one in part]).mean() for part in parts.values()]
+        return torch.stack(means).mean()
 
     with torch.no_grad():
         old = flat(plain_outputs(policy, rows, is_critic=False))
@@ -326,6 +344,26 @@ def workers(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory):
     yield get
     for worker, _ in built.values():
         worker.close()
+
+
+@pytest.fixture
+def worker_loss():
+    """Gives a worker another configuration and its loss for a while."""
+
+    @contextmanager
+    def configured(worker: UpdateWorker, config: Any) -> Generator[None]:
+        inner, before = worker._actor.worker, worker._config
+        loss = inner.loss_fn
+        worker._config = config
+        inner.loss_fn = partial(
+            ppo_loss, config=omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        )
+        try:
+            yield
+        finally:
+            worker._config, inner.loss_fn = before, loss
+
+    return configured
 
 
 def weights_of(worker: UpdateWorker) -> dict[str, torch.Tensor]:
@@ -387,3 +425,31 @@ def test_an_update_equals_verls_padded_path_and_plain_torch(
     )
     if has_contrast or estimator == "gae":
         assert largest_difference(ours, before) > 1e-5
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+@settings(
+    max_examples=3,
+    phases=[Phase.explicit, Phase.generate],
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(rows=batches())
+def test_a_loss_per_rollout_is_the_mean_over_rollouts(
+    aggregation: str, workers, tiny_policy: Path, rows: Rows, worker_loss
+):
+    worker, start = workers("grpo")
+    more = {
+        "agentlightning.loss.per_rollout": True,
+        "actor_rollout_ref.actor.loss_agg_mode": aggregation,
+    }
+    config = config_of("grpo", **more)
+    worker.load_checkpoint(start)
+    policy = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32)
+    with worker_loss(worker, config):
+        batch = read_rows(pa.Table.from_pylist(rows, schema=BATCH_ROWS))
+        learn(worker, batch, config, batch_settings(config, 2), step=0, kl_coefficient=0.0)
+    plain_update(policy, None, rows, config)
+    plain = {name: p.detach() for name, p in policy.named_parameters()}
+    assert largest_difference(weights_of(worker), plain) < 1e-6
