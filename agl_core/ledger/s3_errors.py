@@ -68,7 +68,7 @@ def may_have_been_done(error: BaseException) -> bool:
     """
     if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
         return False
-    return says_exists(error) or code_of(error) in _MISSING or _is_unreachable(error)
+    return says_exists(error) or code_of(error) in _MISSING or is_unreachable(error)
 
 
 def ledger_error(error: BaseException, uri: str, doing: str, access: S3Access) -> LedgerError:
@@ -81,7 +81,7 @@ def ledger_error(error: BaseException, uri: str, doing: str, access: S3Access) -
         access: How the store was reached.
     """
     message = f"ledger {uri}: cannot {doing}: {reason(error, uri, access)}"
-    return LedgerUnreachableError(message) if _is_unreachable(error) else LedgerError(message)
+    return LedgerUnreachableError(message) if is_unreachable(error) else LedgerError(message)
 
 
 def reason(error: BaseException, uri: str, access: S3Access) -> str:
@@ -108,5 +108,6 @@ def reason(error: BaseException, uri: str, access: S3Access) -> str:
     return str(error)
 
 
-def _is_unreachable(error: BaseException) -> bool:
+def is_unreachable(error: BaseException) -> bool:
+    """Say whether the store did not answer, or asks to come again: another try may work."""
     return isinstance(error, _NO_ANSWER) or code_of(error) in _TRY_AGAIN

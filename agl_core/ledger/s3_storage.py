@@ -1,7 +1,8 @@
 """The ledger in a bucket, through s3fs: `If-None-Match: *` makes each key appear whole, once.
 
-A request whose reply is lost is sent again, by botocore or by s3fs, and then meets its own result.
-So each write carries a nonce in the object's metadata: a key that exists with our nonce is ours.
+A request whose reply is lost is sent again (`agl_core.ledger.s3_requests`), and then meets its own
+result. So each write carries a nonce in the object's metadata: a key that exists with our nonce is
+ours.
 """
 
 import io
@@ -10,8 +11,6 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-
-import s3fs
 
 from agl_core.errors import ConflictError, LedgerError
 from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
@@ -22,6 +21,7 @@ from agl_core.ledger.s3_errors import (
     says_exists,
     says_not_implemented,
 )
+from agl_core.ledger.s3_requests import PatientFileSystem
 from agl_core.ledger.storage import check_key
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ _PART_BYTES = 50 << 20
 """Of a multipart upload; files of less than two parts go in one request."""
 _NONCE = "agl-write"
 _PROBE_KEY = "probes/conditional-put"
+_PROBE_SECONDS = 5.0
 
 
 class S3Storage:
@@ -47,17 +48,17 @@ class S3Storage:
         self._access = access
         self._root = self.uri.removeprefix("s3://")
         self._bucket = self._root.partition("/")[0]
-        self._fs: Any = s3fs.S3FileSystem(
-            use_listings_cache=False, skip_instance_cache=True, **access.options()
-        )
+        self._fs: Any = PatientFileSystem.of(access.options())
 
     def probe(self) -> bool:
         """Write a small object twice, without a condition where the store knows none.
 
-        The object stays: the next probe is one refused write, and needs no right to delete.
+        The object stays: the next probe is one refused write, and needs no right to delete. A store
+        that does not answer now is found out sooner than in the middle of a run.
         """
         try:
-            honoured = self._refuses_second_write(f"{self._root}/{_PROBE_KEY}")
+            with self._fs.hurried(_PROBE_SECONDS):
+                honoured = self._refuses_second_write(f"{self._root}/{_PROBE_KEY}")
         except S3_ERRORS as error:
             raise self._error(error, "write there") from error
         self.conditional_put = honoured
@@ -76,7 +77,8 @@ class S3Storage:
         path = self._path(key)
         try:
             # Concurrent reads would begin with a request for the size.
-            return cast("bytes", self._fs.cat_file(path, max_concurrency=1))
+            content = self._fs.patiently(self._fs.cat_file, path, max_concurrency=1)
+            return cast("bytes", content)
         except S3_ERRORS as error:
             raise self._error(error, f"read {key}") from error
 
@@ -124,7 +126,7 @@ class S3Storage:
         """Return all keys that start with a prefix ending in `/`, sorted."""
         try:
             # With the prefix as a part of the path, s3fs looks for a file where it finds none.
-            found = cast("list[str]", self._fs.find(self._root, prefix=prefix))
+            found: list[str] = self._fs.patiently(self._fs.find, self._root, prefix=prefix)
         except S3_ERRORS as error:
             raise self._error(error, f"list {prefix}") from error
         return sorted(path.removeprefix(f"{self._root}/") for path in found)
@@ -209,7 +211,7 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read into a buffer and return the number of bytes."""
         try:
-            return self._file.readinto(buffer)
+            return self._file.fs.patiently(self._file.readinto, buffer)
         except S3_ERRORS as error:
             raise self._as_ledger_error(error) from error
 

@@ -4,7 +4,7 @@ JSON.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -40,46 +40,77 @@ _SPAN_COLUMNS = (
     *("name", "status", "start_time", "end_time"),
 )
 _NO_RESOURCE = OtelResource()
+_TYPES = {name: SPANS.field(name).type for name in _PROMOTED}
 _BY_ATTRIBUTE = {attribute: column for column, attribute in _PROMOTED.items()}
 
 
-def spans_to_table(spans: Sequence[ReadableSpan], index: int) -> pa.Table:
-    """Return the spans of one rollout as a table (schema `SPANS`).
+def spans_to_table(attempts: Iterable[tuple[int, Sequence[ReadableSpan]]]) -> pa.Table:
+    """Return the spans of some attempts as one table (schema `SPANS`).
 
     An agent decides what some attributes hold: a value that its column cannot take stays among the
     other attributes, and the column is null.
 
     Args:
-        spans: Finished spans with the ids of rollout and attempt among their attributes.
-        index: The rollout's place among the requests.
+        attempts: Of each, its rollout's place among the requests, and its finished spans with the
+            ids of rollout and attempt among their attributes.
     """
-    return pa.Table.from_pylist([_row(span, index) for span in spans], schema=SPANS)
-
-
-def _row(span: ReadableSpan, index: int) -> dict[str, Any]:
-    attributes = dict(span.attributes or {})
-    row: dict[str, Any] = {
-        column: attributes.pop(attribute)
+    indices: list[int] = []
+    spans: list[ReadableSpan] = []
+    for index, ended in attempts:
+        indices += [index] * len(ended)
+        spans += ended
+    attributes = [dict(span.attributes or {}) for span in spans]
+    columns: dict[str, Any] = {
+        column: _promote(column, attribute, attributes)
         for attribute, column in _BY_ATTRIBUTE.items()
-        if _fits(column, attributes.get(attribute))
     }
-    reasons = attributes.pop(semconv.FINISH_REASONS, None)
-    context = span.get_span_context()
-    assert context is not None, "a finished span has a context"
-    return row | {
-        "index": index,
-        "trace_id": context.trace_id.to_bytes(16, "big"),
-        "span_id": context.span_id.to_bytes(8, "big"),
-        "parent_id": span.parent.span_id.to_bytes(8, "big") if span.parent else None,
-        "name": span.name,
-        "status": span.status.status_code.name,
-        "status_description": span.status.description,
-        "start_time": (span.start_time or 0) / 1e9,
-        "end_time": (span.end_time or 0) / 1e9,
-        "finish_reason": reasons[0] if isinstance(reasons, Sequence) and reasons else None,
-        "attributes": json.dumps(attributes, sort_keys=True, default=str),
-        "events": json.dumps([_event(event) for event in span.events], default=str),
+    reasons = [found.pop(semconv.FINISH_REASONS, None) for found in attributes]
+    columns |= {
+        "index": indices,
+        "finish_reason": [r[0] if isinstance(r, Sequence) and r else None for r in reasons],
+        "attributes": [json.dumps(a, sort_keys=True, default=str) for a in attributes],
+        **_own_columns(spans),
     }
+    return pa.table({name: columns[name] for name in SPANS.names}, schema=SPANS)
+
+
+def _promote(column: str, attribute: str, attributes: list[dict[str, Any]]) -> pa.Array:
+    """Take an attribute out of each span's, where its column can hold the value."""
+    values = [found.get(attribute) for found in attributes]
+    try:
+        array = pa.array(values, _TYPES[column])
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        values = [value if _fits(column, value) else None for value in values]
+        array = pa.array(values, _TYPES[column])
+    for found, value in zip(attributes, values, strict=True):
+        if value is not None:
+            del found[attribute]
+    return array
+
+
+def _own_columns(spans: Sequence[ReadableSpan]) -> dict[str, list[Any]]:
+    """Return the columns of what every span has."""
+    contexts = [span.get_span_context() for span in spans]
+    statuses = [span.status for span in spans]
+    return {
+        # A finished span has a context.
+        "trace_id": [context.trace_id.to_bytes(16, "big") for context in contexts if context],
+        "span_id": [context.span_id.to_bytes(8, "big") for context in contexts if context],
+        "parent_id": [
+            span.parent.span_id.to_bytes(8, "big") if span.parent else None for span in spans
+        ],
+        "name": [span.name for span in spans],
+        "status": [status.status_code.name for status in statuses],
+        "status_description": [status.description for status in statuses],
+        "start_time": [(span.start_time or 0) / 1e9 for span in spans],
+        "end_time": [(span.end_time or 0) / 1e9 for span in spans],
+        "events": [_events_json(span) for span in spans],
+    }
+
+
+def _events_json(span: ReadableSpan) -> str:
+    events = span.events
+    return json.dumps([_event(event) for event in events], default=str) if events else "[]"
 
 
 def read_spans(table: pa.Table, *, with_attributes: bool) -> list[Span]:
@@ -133,7 +164,7 @@ def _fits(column: str, value: Any) -> bool:
     if value is None:
         return False
     try:
-        pa.scalar(value, SPANS.field(column).type)
+        pa.scalar(value, _TYPES[column])
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         return False
     return True

@@ -33,7 +33,7 @@ from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.ledger.spans import numeric_annotations, spans_to_table
-from agl_core.ledger.tables import OUTCOMES, SPANS
+from agl_core.ledger.tables import OUTCOMES
 from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
 from agl_core.llm_proxy.config import ProxyConfig
@@ -348,11 +348,9 @@ class Shard:
             logger.warning("shard=%s could not show its progress: %s", self.ref.name, error)
 
     def _write_chunk(self, number: int, results: dict[int, list[JudgedAttempt]]) -> None:
-        spans = [
-            spans_to_table(attempt.spans, index)
-            for index, attempts in results.items()
-            for attempt in attempts
-        ]
+        spans = spans_to_table(
+            (index, attempt.spans) for index, attempts in results.items() for attempt in attempts
+        )
         outcomes = [
             _outcome_row(
                 attempt.outcome,
@@ -365,7 +363,7 @@ class Shard:
         self._rollouts.put_chunk(
             self.ref.claim,
             number,
-            pa.concat_tables([SPANS.empty_table(), *spans]).combine_chunks(),
+            spans,
             pa.Table.from_pylist(outcomes, schema=OUTCOMES),
         )
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -279,10 +279,15 @@ def make_provider(processor: SpanProcessor) -> TracerProvider:
 def _here() -> dict[str, Any]:
     """Return where this process runs."""
     return {
-        semconv.HOST_NAME: socket.gethostname(),
+        semconv.HOST_NAME: _host_name(),
         semconv.PROCESS_ID: os.getpid(),
         semconv.EXECUTABLE: sys.executable,
     }
+
+
+@cache
+def _host_name() -> str:
+    return socket.gethostname()
 
 
 def _ids_of(span: ReadableSpan) -> _Key | None:

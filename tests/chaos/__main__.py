@@ -29,6 +29,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="kinds that begin with this")
     parser.add_argument("--stage", default="", help="this stage alone")
+    parser.add_argument("--iterations", type=int, default=2, help="of each run")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
     return parser.parse_args()
 
@@ -49,6 +50,7 @@ def main() -> int:
         if case.kind.startswith(options.only) and options.stage in ("", case.stage)
     ]
     with open_world() as world:
+        world.iterations = options.iterations
         for number, case in enumerate(cases):
             if (case.kind, case.stage, case.seed) in done:
                 continue

@@ -24,7 +24,7 @@ from tests.chaos.servers import MortalPool, MortalServer
 _SECONDS = {"rollout": 0.6, "update": 0.8, "evaluate": 0.4}
 """Within which a kill comes after its stage began; elsewhere 0.05 s."""
 _SHARES = (0.1, 0.3, 0.6)
-"""Of a bucket's requests; botocore and s3fs send each again, 25 times together."""
+"""Of a bucket's requests; each is sent again for 30 s."""
 ROLLOUT_STAGES = ("rollout", "evaluate")
 
 

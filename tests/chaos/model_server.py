@@ -1,8 +1,8 @@
 """A deterministic model server with the engine's HTTP surface, which fails as it is told.
 
 A reply depends on the messages and the seed alone (the proxy derives the seed from rollout and call
-index), a log-prob on its token id: so the content digest of a run does not depend on what happened
-to it. Prompts are encoded by the policy's own tokenizer and chat template.
+index), its log-probs are those that the served weights give it: so the content digest of a run does
+not depend on what happened to it. Prompts are encoded by the policy's own tokenizer and template.
 """
 
 import asyncio
@@ -21,7 +21,13 @@ from starlette.routing import Route
 
 from agl_core.errors import ConfigError
 from agl_core.serving.chat import chat_answer, parse_request
-from agl_core.serving.decoding import encode_chat, load_tokenizer
+from agl_core.serving.decoding import (
+    LoadedPolicy,
+    encode_chat,
+    load_policy,
+    load_tokenizer,
+    score,
+)
 from agl_core.serving.generation import Completion, ServedPolicy
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
 from agl_core.utils.threaded_server import ThreadedServer
@@ -52,6 +58,9 @@ class DeterministicEngine:
         """Of a call's seed and how often it came: one of `MODEL_FAULTS`, or None."""
         self.delay_seconds = 0.0
         self._lock = threading.Lock()
+        self._loaded: LoadedPolicy | None = None
+        self._logprobs: dict[tuple[Any, ...], list[float]] = {}
+        """Of what was said before: nearly all runs say the same."""
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/policy", self._policy, methods=["GET"]),
@@ -99,7 +108,7 @@ class DeterministicEngine:
             await asyncio.sleep(self.delay_seconds)
         messages = request.template_messages()
         prompt_ids = encode_chat(self._tokenizer, messages)
-        completion = self._completion(messages, seed, policy)
+        completion = self._completion(messages, prompt_ids, request.temperature, seed, policy)
         answer = chat_answer(request, prompt_ids, [completion], lambda i: str(i))
         content = orjson.dumps(answer)
         if fault is not None:
@@ -111,18 +120,35 @@ class DeterministicEngine:
         return Response(content, headers=headers, media_type="application/json")
 
     def _completion(
-        self, messages: list[dict[str, str]], seed: int, policy: ServedPolicy
+        self,
+        messages: list[dict[str, str]],
+        prompt_ids: list[int],
+        temperature: float,
+        seed: int,
+        policy: ServedPolicy,
     ) -> Completion:
         text = scripted_reply(messages, seed)
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = [*ids, self._tokenizer.eos_token_id]
         return Completion(
             token_ids=ids,
-            logprobs=[-(i % 8 + 1) / 8 for i in ids],
+            logprobs=self._score(policy, prompt_ids, ids, temperature),
             text=text,
             finish_reason="stop",
             policy=policy,
         )
+
+    def _score(
+        self, policy: ServedPolicy, prompt_ids: list[int], ids: list[int], temperature: float
+    ) -> list[float]:
+        """Return the log-probs that the weights give a reply."""
+        key = (policy.weights_digest, tuple(prompt_ids), tuple(ids), temperature)
+        if key not in self._logprobs:
+            loaded = self._loaded
+            if loaded is None or loaded.served.weights_digest != policy.weights_digest:
+                loaded = self._loaded = load_policy(policy.version, policy.folder)
+            self._logprobs[key] = score(loaded, prompt_ids, ids, temperature)
+        return self._logprobs[key]
 
     async def _policy(self, _: Request) -> Response:
         policy = self.policy

@@ -27,6 +27,7 @@ def chaos_config(engine_url: str, ledger: str, run_id: str, **overrides: Any) ->
     policy = {"attempts": MAX_ATTEMPTS, "delay_seconds": 0.05, "backoff": 1.0}
     kinds = ("agent_error", "timeout", "infra_error", "no_trace", "no_reward")
     iterations = overrides.pop("iterations", 2)
+    more = overrides.pop("verl", {})
     config = small_run(
         engine_url,
         ledger,
@@ -39,6 +40,7 @@ def chaos_config(engine_url: str, ledger: str, run_id: str, **overrides: Any) ->
     verl = config.algorithm.config | {
         "data.val_batch_size": 4,
         "trainer.total_training_steps": iterations,
+        **more,
     }
     algorithm = config.algorithm.model_copy(update={"config": verl})
     return config.model_copy(update={"algorithm": algorithm})

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import psutil
 
 from agl_core.lifeline import spawn
@@ -76,11 +77,16 @@ class MortalPool:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
 
-    def start_worker(self) -> None:
-        """Start the worker, again after a kill."""
+    def start_worker(self, timeout_seconds: float = 120.0) -> None:
+        """Start the worker, again after a kill; return once the server knows of one."""
         command = [self._prefect, "worker", "start", "--pool", "agl", "--type", "process"]
         env = {**os.environ, "PREFECT_WORKER_QUERY_SECONDS": "1"}
         self._worker.enter_context(spawn(command, self._folder / "worker.log", env))
+        workers = f"{os.environ['PREFECT_API_URL']}/work_pools/agl/workers/filter"
+        deadline = time.monotonic() + timeout_seconds
+        while not any(w["status"] == "ONLINE" for w in httpx.post(workers, json={}).json()):
+            assert time.monotonic() < deadline, "the worker does not poll"
+            time.sleep(0.2)
 
     def kill_worker(self) -> int:
         """SIGKILL the worker; return the number of its processes."""

@@ -39,8 +39,7 @@ def test_a_lost_connection_is_tried_again_and_a_refusal_is_not(
     def writes(endpoint: str) -> str:
         tries.append(1)
         storage = S3Storage(s3_uri, S3Access(S3Settings(endpoint_url=endpoint)))
-        storage._fs.retries = 1
-        storage._fs.config_kwargs = {"retries": {"total_max_attempts": 1}}
+        storage._fs.patience_seconds = 0.0
         storage.write_once("k", b"one")
         return storage.uri
 

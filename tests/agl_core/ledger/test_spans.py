@@ -32,7 +32,7 @@ def test_a_value_that_its_column_cannot_take_is_kept_beside_it(
     attribute: str, column: str, value: Any
 ):
     spans = record(lambda tracer: tracer.create_span("x", {attribute: value}))
-    row = spans_to_table(spans, 7).to_pylist()[0]
+    row = spans_to_table([(7, spans)]).to_pylist()[0]
     assert (row["index"], row[column]) == (7, None)
     assert json.loads(row["attributes"])[attribute] == value
 
@@ -41,4 +41,4 @@ def test_a_number_without_a_mean_is_no_annotation():
     notes = {"nan": float("nan"), "inf": float("inf"), "huge": 10**400, "good": True, "n": 2}
     spans = record(lambda tracer: emit_annotation(notes))
     assert numeric_annotations(spans) == {"good": 1.0, "n": 2.0}
-    assert spans_to_table(spans, 0).num_rows == 2
+    assert spans_to_table([(0, spans)]).num_rows == 2
