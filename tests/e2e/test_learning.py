@@ -15,7 +15,11 @@ from agl_core.serving.launch import ModelServer
 from deployments.cli import read_config
 from tests.conftest import CALCULATOR, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_api")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect_api"),
+    pytest.mark.timeout(1800),  # ten minutes were too few on a machine with much else to do
+]
 
 
 def calculator_run(engine: ModelServer, folder: Path, seed: int, **verl: object) -> RunConfig:

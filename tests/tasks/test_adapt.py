@@ -14,6 +14,7 @@ from openai import OpenAI
 
 from agl_core.config import RolloutSettings
 from agl_core.emitter.reward import emit_reward
+from agl_core.failures import FailureSettings
 from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
@@ -106,6 +107,8 @@ async def adapt_rollouts(
         claim=1,
         model_server=server.base_url.removesuffix("/v1"),
         settings=RolloutSettings(),
+        start=1,
+        concurrency=4,
     )
     shard = Shard(shard_ref, rollouts, requests, as_agent(agent))
 
@@ -118,10 +121,12 @@ async def adapt_rollouts(
             shard.finish(index)
     rules = {"max_prompt_length": 64, "max_response_length": 256, "temperature": 1.0}
     settings = BatchSettings.model_validate({"level": "trajectory", **rules, **overrides})
-    config = SimpleNamespace(control="none", pass_reward=1.0, seed=1, min_group_size=None)
+    config = SimpleNamespace(
+        control="none", pass_reward=1.0, seed=1, min_group_size=None, failures=FailureSettings()
+    )
     algorithm = SimpleNamespace(batch_settings=settings, model_path=str(folder))
     run: Any = SimpleNamespace(ledger=ledger, config=config, algorithm=algorithm)
-    token = context._context.set(context.RunContext(run, server=SimpleNamespace()))  # type: ignore
+    token = context._context.set(context.RunContext(run, SimpleNamespace(), False))  # type: ignore
     try:
         collect.fn(ref, TRAIN_SET, POLICY)
         record = adapt.fn(ref)

@@ -229,7 +229,7 @@ async def test_a_skipped_iteration_changes_nothing_but_the_step(policy_start, ar
     assert skipped.checkpoint == again.checkpoint
     with_data = skipped.model_copy(update={"val_size": 5})
     assert verl.validation(with_data) is None, "no version was made"
-    assert verl.propose(skipped).policy == first.policy
+    assert verl.propose(skipped).policy == again.policy
     worker = verl._worker
     later = await verl.export(await verl.learn(skipped, experience(artifacts)), artifacts)
     assert verl._worker is worker, "it holds the weights, so nothing is built again"
