@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, Self, TypeVar
 
 import s3fs
+from fsspec.asyn import sync_wrapper
 from tenacity import (
     AsyncRetrying,
     Retrying,
@@ -63,6 +64,8 @@ class PatientFileSystem(s3fs.S3FileSystem):
             return await super()._call_s3(method, *args, **kwargs)
         call = super()._call_s3
         return await AsyncRetrying(**self._policy())(call, method, *args, **kwargs)
+
+    call_s3 = sync_wrapper(_call_s3)  # the inherited one would call the inherited method
 
     def _policy(self) -> dict[str, Any]:
         return {

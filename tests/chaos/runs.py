@@ -18,7 +18,7 @@ MAX_ATTEMPTS = 3
 def chaos_config(engine_url: str, ledger: str, run_id: str, **overrides: Any) -> RunConfig:
     """Return 2 iterations of 4 x 4 rollouts and 4 to validate, with short deadlines."""
     rollout = {
-        "timeout_seconds": 2.0,
+        "timeout_seconds": 4.0,
         "flush_rollouts": 4,
         "concurrency": 8,
         "max_leaked_threads": 64,

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,9 @@ from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.s3_storage import S3Storage
 from tests.s3_proxy import (
     Behaviour,
+    Forward,
+    Reply,
+    Request,
     S3Proxy,
     fails_for,
     honest,
@@ -245,3 +249,41 @@ def test_no_credentials_at_all_are_one_sentence(s3_uri: str, monkeypatch: pytest
         LedgerError, match=r"no credentials in the environment \(AWS_\*\); set AWS_"
     ):
         S3Storage(s3_uri).probe()
+
+
+@pytest.mark.parametrize("status", [503, 0])
+def test_a_store_that_is_away_is_asked_again_until_the_deadline_and_no_longer(
+    proxy: S3Proxy, s3_uri: str, status: int
+):
+    storage: Any = through(proxy, s3_uri)
+    storage.write_once("k", b"one")
+    storage._fs.patience_seconds = 1.5
+
+    def away(request: Request, forward: Forward) -> Reply | None:
+        return Reply(status, [], b"") if status else None
+
+    proxy.behave = away
+    for act in (lambda: storage.read("k"), lambda: storage.exists("k"), lambda: storage.list("a/")):
+        proxy.requests.clear()
+        started = time.monotonic()
+        with pytest.raises(LedgerUnreachableError):
+            act()
+        assert time.monotonic() - started < 20.0
+        assert 2 <= len(proxy.requests) <= 50
+
+
+def test_a_part_that_was_refused_is_sent_again_and_no_other(
+    proxy: S3Proxy, s3_uri: str, large_file: Path
+):
+    left = [1]
+
+    def refuses_a_part(request: Request, forward: Forward) -> Reply:
+        if "partNumber=2" in request.target and left:
+            left.clear()
+            return fails_for("PUT partNumber uploadId", 503, "SlowDown")(request, forward)
+        return forward(request)
+
+    storage = through(proxy, s3_uri, refuses_a_part)
+    storage.put_file("large", large_file)
+    assert storage.read("large") == large_file.read_bytes()
+    assert proxy.operations().count("PUT partNumber uploadId") == 4
