@@ -10,6 +10,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agl_core.errors import ConfigError
-from agl_core.serving.chat import chat_answer, parse_request
+from agl_core.serving.chat import ChatAnswer, ChatRequest
 from agl_core.serving.decoding import (
     LoadedPolicy,
     encode_chat,
@@ -28,7 +29,8 @@ from agl_core.serving.decoding import (
     load_tokenizer,
     score,
 )
-from agl_core.serving.generation import Completion, ServedPolicy
+from agl_core.serving.generation import Completion, SampledToken, ServedPolicy
+from agl_core.serving.requests import parse_body
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
 from agl_core.utils.threaded_server import ThreadedServer
 
@@ -89,11 +91,12 @@ class DeterministicEngine:
             chat_template_digest=self._tokenizers[1],
             folder=folder,
             max_positions=256,
+            num_tokens=len(self._tokenizer),
         )
 
     async def _chat(self, http_request: Request) -> Response:
         try:
-            request = parse_request(await http_request.body())
+            request = parse_body(ChatRequest, await http_request.body())
         except ConfigError as error:
             return JSONResponse({"error": {"message": str(error)}}, 400)
         policy = self.policy
@@ -109,7 +112,7 @@ class DeterministicEngine:
         messages = request.template_messages()
         prompt_ids = encode_chat(self._tokenizer, messages)
         completion = self._completion(messages, prompt_ids, request.temperature, seed, policy)
-        answer = chat_answer(request, prompt_ids, [completion], lambda i: str(i))
+        answer = ChatAnswer(request, prompt_ids, str).whole([completion])
         content = orjson.dumps(answer)
         if fault is not None:
             return await _broken(fault, content)
@@ -130,13 +133,13 @@ class DeterministicEngine:
         text = scripted_reply(messages, seed)
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = [*ids, self._tokenizer.eos_token_id]
-        return Completion(
-            token_ids=ids,
-            logprobs=self._score(policy, prompt_ids, ids, temperature),
-            text=text,
-            finish_reason="stop",
-            policy=policy,
-        )
+        logprobs = self._score(policy, prompt_ids, ids, temperature)
+        tokens = [
+            SampledToken(token_id, logprob, [], "", policy)
+            for token_id, logprob in zip(ids, logprobs, strict=True)
+        ]
+        tokens[-1] = replace(tokens[-1], finish_reason="stop")
+        return Completion(tokens, text)
 
     def _score(
         self, policy: ServedPolicy, prompt_ids: list[int], ids: list[int], temperature: float

@@ -76,6 +76,8 @@ def make_shard(
         model_server=server.base_url.removesuffix("/v1"),
         settings=config.rollout,
         failures=config.failures,
+        start=1,
+        concurrency=config.rollout.concurrency,
     ), rollouts
 
 
