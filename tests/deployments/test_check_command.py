@@ -7,6 +7,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from agl_core.config import RunConfig
 from agl_core.errors import LedgerError
 from agl_core.ledger.run import open_run
 from agl_core.serving.launch import ModelServer
@@ -15,8 +16,9 @@ from tests.conftest import small_run
 
 
 def write(folder: Path, engine_url: str, **changes: object) -> Path:
-    settings = {"run_id": "checked", "preflight": {"canary": True}, "val_data": None, **changes}
+    settings = {"run_id": "checked", "preflight": {"canary": True}, "val_data": None}
     config = small_run(engine_url, str(folder / "ledger"), **settings)
+    config = RunConfig.model_validate(config.model_dump() | changes)
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
     return path

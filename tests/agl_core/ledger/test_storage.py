@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3fs
 
 from agl_core.errors import ConfigError, ConflictError, LedgerError
+from agl_core.ledger.s3_requests import PatientFileSystem
 from agl_core.ledger.storage import Storage, open_storage
 
 
@@ -118,8 +118,8 @@ def test_a_bucket_that_does_not_answer_is_a_ledger_error(
     s3_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     storage: Any = open_storage(s3_uri)
-    fs = s3fs.S3FileSystem(endpoint_url="http://127.0.0.1:9", skip_instance_cache=True)
-    fs.retries = 1
+    fs = PatientFileSystem.of({"endpoint_url": "http://127.0.0.1:9"})
+    fs.patience_seconds = 0.1
     monkeypatch.setattr(storage, "_fs", fs)
     (tmp_path / "file").write_bytes(b"x")
     for act in (
