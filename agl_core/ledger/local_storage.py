@@ -27,7 +27,16 @@ class LocalStorage:
         self.uri = str(self.root)
 
     def probe(self) -> bool:
-        """Return True: a link fails where the name exists."""
+        """Return True: a link fails where the name exists.
+
+        Raises:
+            LedgerError: The folder, or the nearest one above it that exists, cannot be written.
+        """
+        place = next(path for path in (self.root, *self.root.parents) if path.exists())
+        if not place.is_dir():
+            raise LedgerError(f"ledger {self.uri}: cannot write there: {place} is not a folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise LedgerError(f"ledger {self.uri}: cannot write there: no right to write {place}")
         return self.conditional_put
 
     def read(self, key: str) -> bytes:
