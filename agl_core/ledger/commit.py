@@ -12,12 +12,12 @@ from agl_core.errors import LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.digest import json_digest, table_digest
 from agl_core.ledger.manifest import Cost, Difference, Manifest, RewardSummary
-from agl_core.ledger.recount import check_collected, recount
+from agl_core.ledger.recount import Recount, check_collected, recount
 from agl_core.ledger.run import RunRecord
 from agl_core.ledger.stages import STAGES, IterationLedger, StageRecord
 from agl_core.ledger.storage import Storage
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, TRIPLETS
-from agl_core.types.outcome import Coverage, FailureKind, RowCoverage
+from agl_core.types.outcome import FailureKind
 from agl_core.types.training import FileRef, PolicyRef
 
 _NEEDED = ("propose", "publish", "rollout", "collect", "adapt", "update", "export")
@@ -102,10 +102,9 @@ def commit(
     return manifest
 
 
-def _checked_coverage(
-    iteration: IterationLedger, stages: dict[str, StageRecord]
-) -> tuple[Coverage, RowCoverage]:
-    """Return the coverage as counted from the records, and demand that the stages state the same.
+def _checked_coverage(iteration: IterationLedger, stages: dict[str, StageRecord]) -> Recount:
+    """Return the coverage as counted from the records, after the update, and demand that `adapt`
+    states what it was before.
 
     Raises:
         LedgerError: They do not.
@@ -114,14 +113,14 @@ def _checked_coverage(
         if name in stages:
             check_collected(iteration, stages[name])
     adapted = stages["adapt"]
-    coverage, rows = recount(iteration, stages["collect"], adapted)
-    for name, counted in {"coverage": coverage, "rows": rows}.items():
+    before, after = recount(iteration, stages["collect"], adapted, stages["update"])
+    for name, counted in before._asdict().items():
         if type(counted).model_validate(adapted.values[name]) != counted:
             raise LedgerError(
                 f"iteration {iteration.iteration}: stage adapt states {name} "
                 f"{adapted.values[name]}, the records say {counted}"
             )
-    return coverage, rows
+    return after
 
 
 def _validation(stages: dict[str, StageRecord]) -> dict[str, RewardSummary]:

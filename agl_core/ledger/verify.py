@@ -90,13 +90,12 @@ def _verify_content(ledger: RunLedger, manifest: Manifest) -> Iterator[str]:
         for name in ("evaluate_base", "evaluate"):
             if name in stages:
                 check_collected(iteration, stages[name])
-        coverage, rows = recount(iteration, stages["collect"], stages["adapt"])
+        _, counted = recount(iteration, stages["collect"], stages["adapt"], stages["update"])
     except LedgerError as error:
         yield f"iteration {manifest.iteration}: {error}"
         return
     computed = {
-        "coverage": coverage,
-        "rows": rows,
+        **counted._asdict(),
         "content_digest": content_digest(
             iteration, run, stages, PolicyRef.model_validate(manifest.state["policy"])
         ),

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from agl_core.config import RunConfig
@@ -11,6 +12,7 @@ from agl_core.ledger.collect import collect_set
 from agl_core.ledger.commit import commit
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import BaseModelRecord, RunLedger, RunRecord, open_run
+from agl_core.ledger.tables import UPDATE_ROWS
 from agl_core.ledger.verify import find_late, verify_run
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from tests.builders import (
@@ -34,8 +36,12 @@ CONFIG = RunConfig.model_validate(
 )
 
 
-def write_stages(ledger: RunLedger, number: int, **second: Any) -> None:
-    """Write every stage of an iteration of two rollouts, both trained unless the second failed."""
+def write_stages(
+    ledger: RunLedger, number: int, update_reason: str | None = None, **second: Any
+) -> None:
+    """Write every stage of an iteration of two rollouts, both trained unless the second failed or
+    the update drops its row.
+    """
     iteration = ledger.iteration(number)
     rollouts = RolloutSet(iteration, "train")
     outcomes = make_outcomes({"index": 0}, {"index": 1, **second})
@@ -55,8 +61,12 @@ def write_stages(ledger: RunLedger, number: int, **second: Any) -> None:
         stage.put_table("batch", rows)
         stage.values["coverage"] = rollout_coverage(2, outcomes, rows).model_dump(mode="json")
         stage.values["rows"] = row_coverage(rows).model_dump(mode="json")
-    with iteration.stage("update"):
-        pass
+    with iteration.stage("update") as stage:
+        updated = [
+            {"row": row, "drop_reason": update_reason if row == 1 else None}
+            for row in reversed(range(len(rows)))
+        ]
+        stage.put_table("update_rows", pa.Table.from_pylist(updated, schema=UPDATE_ROWS))
     with iteration.stage("export") as stage:
         stage.put_json("state", {"policy": POLICY.model_dump(mode="json")})
 
@@ -99,6 +109,26 @@ def edit_manifest(ledger: RunLedger, change: Callable[[dict[str, Any]], object])
 
 
 def test_a_run_as_it_was_written_has_no_difference(ledger: RunLedger):
+    assert verify_run(ledger) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "counted", "reasons"),
+    [
+        ("rejected", {"trained": 1, "filtered": 1}, {"rejected": 1}),
+        ("no_peer_at_step", {"trained": 1, "filtered": 1}, {"no_peer_at_step": 1}),
+        ("no_weight", {"trained": 2, "filtered": 0}, {}),  # the batch's masks say that
+    ],
+)
+def test_a_row_that_the_update_drops_is_filtered_for_its_reason(
+    ledger: RunLedger, reason: str, counted: dict[str, int], reasons: dict[str, int]
+):
+    write_stages(ledger, 2, update_reason=reason)
+    manifest = commit(ledger.iteration(2), ledger.record(), {})
+    assert manifest.coverage.model_dump(include=set(counted)) == counted
+    assert manifest.coverage.reasons == reasons
+    assert manifest.rows.dropped == reasons
+    assert manifest.rows.trained == counted["trained"]
     assert verify_run(ledger) == []
 
 
