@@ -31,6 +31,9 @@ from agl_core.ledger.storage import Storage
 
 logger = logging.getLogger(__name__)
 
+_held_here: set[str] = set()
+"""Nonces of the starts that this process holds."""
+
 
 class RunStarts:
     """The starts of one run."""
@@ -202,11 +205,14 @@ class RunStarts:
                 raise self._held(start, sign)
 
     def _is_dead(self, start: StartRecord) -> bool:
-        """Say whether its process, of this host, is gone; of another host that is not known."""
-        return start.place == place() and (
-            start.process_started is not None
-            and process_started(start.pid) != start.process_started
-        )
+        """Say whether its process, of this host, is gone, or is this one and let the run go (a full
+        disk may have kept that from the ledger); of another host that is not known.
+        """
+        if start.place != place() or start.process_started is None:
+            return False
+        if process_started(start.pid) != start.process_started:
+            return True
+        return start.pid == os.getpid() and start.nonce not in _held_here
 
     def _refuse_if_fresh(self, start: StartRecord) -> None:
         sign = self._sign(start.number)
@@ -237,6 +243,7 @@ class RunLease:
     ) -> None:
         self._starts = starts
         self.record = record
+        _held_here.add(record.nonce)
         self.ended_before = ended_before
         """How the start before this one ended; None for the first one."""
         self.number = record.number
@@ -282,6 +289,7 @@ class RunLease:
         if self._ended:
             return
         self._ended = True
+        _held_here.discard(self.record.nonce)
         self._signs.stop()
         if self.is_lost:
             return

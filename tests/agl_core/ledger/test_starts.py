@@ -84,6 +84,20 @@ def test_a_run_that_this_process_holds_is_refused_at_once_and_says_who(local_sto
     begin(starts).end("done")
 
 
+def test_a_start_that_let_go_without_a_trace_holds_nothing(
+    local_storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a full disk, which does not take the end's file."""
+    starts = open_starts(local_storage)
+    lease = begin(starts)
+    with monkeypatch.context() as patch:
+        patch.setattr(starts, "end", lambda number, reason: None)
+        lease.end("failed")
+    assert not starts.has_ended(1)
+    begin(starts).end("done")
+    assert starts.end_reason(1) == "superseded"
+
+
 def test_a_holder_that_was_killed_on_this_host_is_dead_at_once(tmp_path: Path):
     code = (
         "import os, signal, sys\n"
