@@ -275,6 +275,7 @@ def test_a_second_start_is_refused_while_the_first_lives(campaign: Campaign):
         assert run.is_running
 
 
+@pytest.mark.long  # `tests/chaos/test_pool.py` kills a worker too; here its shard dies with it
 def test_a_shard_whose_worker_died_with_it_is_replaced(
     pooled: Campaign, api: Api, prefect_api: str, worker: ChildProcess, tmp_path: Path
 ):

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 from typer.testing import CliRunner
 
 from agl_core.errors import ConfigError
@@ -31,9 +32,9 @@ def api(prefect_api: str) -> Iterator[Api]:
 @pytest.fixture
 def worker(api: Api) -> Iterator[None]:
     heartbeat = {"name": "here", "heartbeat_interval_seconds": 30}
-    httpx.post(f"{api.url}/work_pools/{POOL}/workers/heartbeat", json=heartbeat).raise_for_status()
+    _sent("POST", f"{api.url}/work_pools/{POOL}/workers/heartbeat", heartbeat)
     yield
-    httpx.delete(f"{api.url}/work_pools/{POOL}/workers/here").raise_for_status()
+    _sent("DELETE", f"{api.url}/work_pools/{POOL}/workers/here")
 
 
 def change(api: Api, thing: str, values: dict[str, Any]) -> None:
@@ -44,7 +45,17 @@ def change(api: Api, thing: str, values: dict[str, Any]) -> None:
         "queue": f"/work_queues/{deployment['work_queue_id']}",
         "limit": f"/v2/concurrency_limits/{deployment['global_concurrency_limit']['id']}",
     }[thing]
-    httpx.patch(f"{api.url}{path}", json=values).raise_for_status()
+    _sent("PATCH", f"{api.url}{path}", values)
+
+
+@retry(
+    retry=retry_if_exception(lambda error: "503" in str(error)),  # SQLite was busy for long
+    stop=stop_after_delay(60),
+    wait=wait_fixed(1),
+    reraise=True,
+)
+def _sent(method: str, url: str, values: dict[str, Any] | None = None) -> None:
+    httpx.request(method, url, json=values).raise_for_status()
 
 
 @pytest.mark.parametrize(
