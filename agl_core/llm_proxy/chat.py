@@ -1,6 +1,5 @@
 """OpenAI's chat completions: passed on as they are."""
 
-from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.dialect import Dialect, PassingWriter, StreamWriter
 from agl_core.llm_proxy.refusal import Refusal
@@ -19,14 +18,6 @@ class ChatDialect(Dialect):
         if not isinstance(body.get("messages"), list):
             raise Refusal(400, "the request has no list of messages", "invalid_request")
         return body
-
-    def add_recording(self, asked: JsonObject, seed: int) -> JsonObject:
-        """Return a request that asks for token ids and log-probs too."""
-        return capture.add_recording(asked, seed)
-
-    def as_chat(self, answer: JsonObject) -> JsonObject:
-        """Return the answer as it is."""
-        return answer
 
     def answer(self, answer: JsonObject, body: JsonObject) -> JsonObject:
         """Return the answer without what was not asked for."""

@@ -53,17 +53,17 @@ class Dialect(ABC):
             Refusal: It is malformed, or asks for what is not supported.
         """
 
-    @abstractmethod
     def add_recording(self, asked: JsonObject, seed: int) -> JsonObject:
         """Return a request that asks for token ids and log-probs too."""
+        return capture.add_recording(asked, seed)
 
     def request_attributes(self, asked: JsonObject) -> JsonObject:
         """Return the span attributes of a request as it goes to the model server."""
         return capture.request_attributes(asked)
 
-    @abstractmethod
     def as_chat(self, answer: JsonObject) -> JsonObject:
         """Return an answer of the model server, or a chunk of one, as chat completions have it."""
+        return answer
 
     @abstractmethod
     def answer(self, answer: JsonObject, body: JsonObject) -> JsonObject:

@@ -15,7 +15,6 @@ from typing import Any
 
 import orjson
 
-from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.dialect import Dialect, StreamWriter
 from agl_core.llm_proxy.messages_stream import MessagesWriter
@@ -56,14 +55,6 @@ class MessagesDialect(Dialect):
             return _ask(body)
         except (KeyError, TypeError, AttributeError) as error:
             raise _refused(f"the request is not one of messages: {error!r}") from error
-
-    def add_recording(self, asked: JsonObject, seed: int) -> JsonObject:
-        """Return a request that asks for token ids and log-probs too."""
-        return capture.add_recording(asked, seed)
-
-    def as_chat(self, answer: JsonObject) -> JsonObject:
-        """Return the answer as it is."""
-        return answer
 
     def answer(self, answer: JsonObject, body: JsonObject) -> JsonObject:
         """Return the answer as a message."""

@@ -10,14 +10,15 @@ from typing import Any
 import orjson
 
 from agl_core.llm_proxy.capture import JsonObject
-from agl_core.llm_proxy.events import StreamEvent, to_event
-from agl_core.llm_proxy.pieces import CallPiece, FinishPiece, Piece, TextPiece, to_pieces
+from agl_core.llm_proxy.events import to_event
+from agl_core.llm_proxy.pieces import CallPiece, FinishPiece, Piece, TextPiece
 from agl_core.llm_proxy.refusal import Refusal
+from agl_core.llm_proxy.translating import TranslatingWriter
 
 StopReason = Callable[..., tuple[str | None, str | None]]
 
 
-class MessagesWriter:
+class MessagesWriter(TranslatingWriter):
     """Writes one message.
 
     Args:
@@ -29,57 +30,20 @@ class MessagesWriter:
     def __init__(
         self, model: Any, to_error: Callable[[Refusal], JsonObject], stop_reason: StopReason
     ) -> None:
+        super().__init__()
         self._model = model
         self._to_error = to_error
         self._stop_reason = stop_reason
-        self._has_begun = False
-        self._has_ended = False
         self._num_blocks = 0
         self._open_block: int | str | None = None
         """Index upstream of the tool call that is written, or "text"."""
         self._calls: set[int] = set()
         self._finish = FinishPiece("", None)
-        self._usage: JsonObject = {}
 
-    def chunk(self, event: StreamEvent, chunk: Any) -> bytes:
-        """Return the events that a chunk makes."""
-        del event
-        if self._has_ended:
-            return b""
-        try:
-            if error := chunk.get("error"):
-                return self.failure(Refusal(502, f"the model server broke off: {error}", ""))
-            if isinstance(usage := chunk.get("usage"), dict):
-                self._usage = usage
-            begin = b"" if self._has_begun else self._begin(chunk)
-            return begin + b"".join(map(self._write, to_pieces(chunk)))
-        except (KeyError, TypeError, AttributeError) as error:
-            return self.failure(Refusal(502, f"the model server sent no chunk: {error!r}", ""))
-
-    def other(self, event: StreamEvent) -> bytes:
-        """Return nothing: comments are the model server's own."""
-        del event
-        return b""
-
-    def done(self, event: StreamEvent) -> bytes:
-        """Return the message's end."""
-        del event
-        return self._end()
-
-    def end(self, rest: bytes) -> bytes:
-        """Return the message's end, if it is not written."""
-        del rest
-        return self._end()
-
-    def failure(self, refusal: Refusal) -> bytes:
-        """Return an error event."""
-        if self._has_ended:
-            return b""
-        self._has_ended = True
+    def _error(self, refusal: Refusal) -> bytes:
         return _event(self._to_error(refusal))
 
     def _begin(self, chunk: JsonObject) -> bytes:
-        self._has_begun = True
         message = {
             "id": f"msg_{chunk.get('id')}",
             "type": "message",
@@ -131,10 +95,7 @@ class MessagesWriter:
         self._num_blocks += 1
         return _event({"type": "content_block_stop", "index": self._num_blocks - 1})
 
-    def _end(self) -> bytes:
-        if self._has_ended:
-            return b""
-        self._has_ended = True
+    def _last(self) -> bytes:
         reason, sequence = self._stop_reason(
             self._finish.reason, self._finish.stop_sequence, has_calls=bool(self._calls)
         )
@@ -143,9 +104,10 @@ class MessagesWriter:
         return self._close() + _event(last) + _event({"type": "message_stop"})
 
     def _counts(self) -> JsonObject:
+        usage = self._usage or {}
         return {
-            "input_tokens": self._usage.get("prompt_tokens") or 0,
-            "output_tokens": self._usage.get("completion_tokens") or 0,
+            "input_tokens": usage.get("prompt_tokens") or 0,
+            "output_tokens": usage.get("completion_tokens") or 0,
         }
 
 

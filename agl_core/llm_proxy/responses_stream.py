@@ -9,13 +9,14 @@ from typing import Any
 import orjson
 
 from agl_core.llm_proxy.capture import JsonObject
-from agl_core.llm_proxy.events import StreamEvent, to_event
-from agl_core.llm_proxy.pieces import CallPiece, FinishPiece, Piece, TextPiece, to_pieces
+from agl_core.llm_proxy.events import to_event
+from agl_core.llm_proxy.pieces import CallPiece, FinishPiece, Piece, TextPiece
 from agl_core.llm_proxy.refusal import Refusal
 from agl_core.llm_proxy.responses_items import call_item, finished, message_item, response_head
+from agl_core.llm_proxy.translating import TranslatingWriter
 
 
-class ResponsesWriter:
+class ResponsesWriter(TranslatingWriter):
     """Writes one response.
 
     Args:
@@ -23,11 +24,11 @@ class ResponsesWriter:
     """
 
     def __init__(self, body: JsonObject) -> None:
+        super().__init__()
         self._body = body
         self._sequence_number = 0
         self._answer_id: Any = None
         self._head: JsonObject | None = None
-        self._has_ended = False
         self._output: list[JsonObject] = []
         """Items that are whole."""
         self._open_key: int | str | None = None
@@ -37,43 +38,9 @@ class ResponsesWriter:
         """Text or arguments of the open item."""
         self._calls: set[int] = set()
         self._finish_reason: str | None = None
-        self._usage: Any = None
 
-    def chunk(self, event: StreamEvent, chunk: Any) -> bytes:
-        """Return the events that a chunk makes."""
-        del event
-        if self._has_ended:
-            return b""
-        try:
-            if error := chunk.get("error"):
-                return self.failure(Refusal(502, f"the model server broke off: {error}", ""))
-            if isinstance(usage := chunk.get("usage"), dict):
-                self._usage = usage
-            begin = self._begin(chunk) if self._head is None else b""
-            return begin + b"".join(map(self._write, to_pieces(chunk)))
-        except (KeyError, TypeError, AttributeError) as error:
-            return self.failure(Refusal(502, f"the model server sent no chunk: {error!r}", ""))
-
-    def other(self, event: StreamEvent) -> bytes:
-        """Return nothing: comments are the model server's own."""
-        del event
-        return b""
-
-    def done(self, event: StreamEvent) -> bytes:
-        """Return the response's end."""
-        del event
-        return self._end()
-
-    def end(self, rest: bytes) -> bytes:
-        """Return the response's end, if it is not written."""
-        del rest
-        return self._end()
-
-    def failure(self, refusal: Refusal) -> bytes:
+    def _error(self, refusal: Refusal) -> bytes:
         """Return an error event, which OpenAI's clients raise for its `error`."""
-        if self._has_ended:
-            return b""
-        self._has_ended = True
         error = {"code": refusal.code or None, "message": refusal.message, "param": None}
         return self._event("error", **error, error=error)
 
@@ -147,11 +114,8 @@ class ResponsesWriter:
         self._output.append(item)
         return closed + done
 
-    def _end(self) -> bytes:
-        if self._has_ended:
-            return b""
+    def _last(self) -> bytes:
         closed = self._close()
-        self._has_ended = True
         head = self._head or response_head(self._answer_id, self._body)
         response = finished(head, self._output, self._finish_reason, self._usage)
         return closed + self._event(f"response.{response['status']}", response=response)
