@@ -181,8 +181,9 @@ class Reconciler:
         old, new = _comparable(found[0]), _comparable(wanted)
         changed = tuple(sorted(name for name in new if old[name] != new[name]))
         if changed and self._writes:
-            # Whether it is switched on stays as someone set it.
-            kept = wanted.model_copy(update={"enabled": found[0].enabled})
+            # Whether it is switched on stays as someone set it; an update takes no owner.
+            values = wanted.model_dump(exclude={"owner_resource"}, exclude_unset=True)
+            kept = AutomationCore.model_validate({**values, "enabled": found[0].enabled})
             self._client.update_automation(found[0].id, kept)
         return Change("automation", wanted.name, changed)
 

@@ -93,14 +93,14 @@ def wait_for(condition: Any, what: str, seconds: float = 180.0) -> Any:
 def test_an_iteration_completes_though_an_engine_and_the_worker_are_killed(
     deterministic: DeterministicEngine, tmp_path: Path, pool: MortalPool, api: Api
 ):
-    config = two_shards(deterministic, tmp_path, "killed")
+    config = two_shards(deterministic, tmp_path, "mortal")
     before = deterministic.calls.total()
     deterministic.delay_seconds = 1.0  # so that some are stored, and some under way
     killed: list[int] = []
 
     def strike() -> None:
         """An engine once its shard has stored something, then the worker with what it runs."""
-        claims = tmp_path / "runs/killed/iterations/000000/rollouts/train"
+        claims = tmp_path / "runs/mortal/iterations/000000/rollouts/train"
         wait_for(lambda: list(claims.glob("chunks/*.outcomes.parquet")), "no chunk")
         killed.append(pool.kill_shard())
         wait_for(lambda: len(list(claims.glob("claims/*"))) >= 3, "the shard is not replaced")
@@ -113,14 +113,14 @@ def test_an_iteration_completes_though_an_engine_and_the_worker_are_killed(
     assert error is None
     assert killed[0] == 1
     assert killed[1] >= 1
-    assert check_run(tmp_path, "killed") == []
-    (manifest,) = open_run(str(tmp_path), "killed").manifests()
+    assert check_run(tmp_path, "mortal") == []
+    (manifest,) = open_run(str(tmp_path), "mortal").manifests()
     assert manifest.coverage.trained == 16
     assert deterministic.calls.total() > before
 
     shards = {
         run["name"]: run["state_type"]
-        for run in api.of_run("flow_runs", "killed")
+        for run in api.of_run("flow_runs", "mortal")
         if "-train-" in run["name"]
     }
     assert len(shards) >= 3, "two shards, and those that replaced the dead"

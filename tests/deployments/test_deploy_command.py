@@ -27,6 +27,7 @@ SHARDS = "rollout-shard/rollout-shard"
 @pytest.fixture(scope="module")
 def api(prefect_api: str) -> Iterator[Api]:
     with Api(prefect_api) as client:
+        client.remove_deployments()
         yield client
         client.remove_automations()
 
@@ -105,6 +106,21 @@ def test_a_changed_setting_updates_just_that(api: Api, folder: Path):
     assert [state for state in off.values() if state != "unchanged"] == ["updated: active"]
     (schedule,) = api.get("/deployments/name/training-run/nightly-sums")["schedules"]
     assert (schedule["active"], schedule["schedule"]["cron"]) == (False, "30 1 * * *")
+
+
+def test_a_changed_configuration_changes_what_its_trigger_starts(api: Api, folder: Path):
+    arguments = ["--pool", "one", "--on-dataset", "sums"]
+    rows(deploy(folder, "run.yaml", *arguments))
+    values = yaml.safe_load((folder / "run.yaml").read_text()) | {"train_data": "other.jsonl"}
+    (folder / "changed.yaml").write_text(yaml.safe_dump(values))
+    (folder / "other.jsonl").write_text('{"question": "1 + 1"}\n')
+    changed = rows(deploy(folder, "changed.yaml", *arguments))
+    name = next(name for name, state in changed.items() if state == "updated: actions")
+    (automation,) = automations(api, name)
+    (action,) = automation["actions"]
+    assert action["parameters"]["config"]["train_data"] == "other.jsonl"
+    assert set(rows(deploy(folder, "changed.yaml", *arguments)).values()) == {"unchanged"}
+    rows(deploy(folder, "run.yaml", *arguments))
 
 
 def test_what_was_switched_in_the_ui_stays(api: Api, folder: Path):

@@ -107,6 +107,11 @@ class Api:
             assert time.monotonic() < deadline, worker.log_tail(40)
             time.sleep(0.25)
 
+    def remove_deployments(self) -> None:
+        """Take away what tests before on the same server have deployed."""
+        for found in self.post("/deployments/filter"):
+            self._client.delete(f"/deployments/{found['id']}").raise_for_status()
+
     def remove_automations(self) -> None:
         """Leave none to other tests on the same server, whose flow runs they would act on."""
         for found in self.post("/automations/filter"):
