@@ -7,7 +7,8 @@ from .adapter.base import TraceToTripletBase as TraceToTripletBase
 from .adapter.messages import TraceToMessages as TraceToMessages
 from .adapter.triplet import LlmProxyTraceToTriplet as LlmProxyTraceToTriplet
 from .adapter.triplet import TracerTraceToTriplet as TracerTraceToTriplet
-from .algorithm.base import IterativeAlgorithm as IterativeAlgorithm
+from .algorithm.base import Algorithm as Algorithm
+from .algorithm.iterative import IterativeAlgorithm as IterativeAlgorithm
 from .algorithm.verl.algorithm import VERL as VERL
 from .config import RunConfig as RunConfig
 from .emitter.annotation import emit_annotation as emit_annotation

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agl_core.algorithm.base import Experience, IterativeAlgorithm
+from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
 from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError

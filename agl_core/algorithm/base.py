@@ -1,113 +1,117 @@
-"""The contract of an algorithm that learns in iterations.
+"""What a trainer runs beside its runners: a program over a store.
 
-One object serves two drivers: the Prefect flow `training_iteration` over the ledger, and a store
-driver without Prefect. Both do the same::
-
-    state = start(...)
-    while not done(state):
-        proposal = propose(state)          # roll it out
-        state = learn(state, experience)   # update, keep a checkpoint
-        state = export(state, artifacts)   # the next version
-        validation(state)                  # rollouts that score it
-
-`State` is a pydantic model, so a killed run continues from the last one that was committed. An
-algorithm may hold live resources (an update worker); it must be able to rebuild them from a state
-alone.
+An algorithm publishes resources, enqueues rollouts, waits for them and reads their spans. It meets
+runners only in the store, so it does not know whether they are threads or other machines.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+import inspect
+import weakref
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pydantic import BaseModel
+from agl_core.adapter.base import TraceAdapter
+from agl_core.store.base import LightningStore
+from agl_core.types.core import Dataset
+from agl_core.types.resources import NamedResources
 
-from agl_core.trajectory.settings import BatchSettings
-from agl_core.types.training import Artifacts, Dataset, PolicyRef, Proposal
-
-StateT = TypeVar("StateT", bound=BaseModel)
+if TYPE_CHECKING:  # only named
+    from agl_core.llm_proxy.proxy import LLMProxy
 
 
-@dataclass(frozen=True, slots=True)
-class Experience:
-    """What the rollouts of one proposal gave."""
+class Algorithm:
+    """Overrides `run`; a trainer sets the rest before it calls that.
 
-    read_batch: Callable[[], pa.Table]
-    """Reads the rows that reach the loss (schema `BATCH_ROWS`, rows with a drop reason left
-    out).
+    The trainer, the adapter and the proxy are held weakly: they are the trainer's.
     """
-    artifacts: Artifacts
 
+    _trainer: "weakref.ref[Any] | None" = None
+    _adapter: "weakref.ref[TraceAdapter[Any]] | None" = None
+    _llm_proxy: "weakref.ref[LLMProxy] | None" = None
+    _store: LightningStore | None = None
+    _initial_resources: NamedResources | None = None
 
-class IterativeAlgorithm(ABC, Generic[StateT]):
-    """Learns in iterations; see the module's description for the order of calls."""
+    def set_trainer(self, trainer: Any) -> None:
+        """Say which trainer runs the algorithm."""
+        self._trainer = weakref.ref(trainer)
 
-    state_type: type[StateT]
-    """The pydantic model of the state, to read it back from the ledger."""
+    def get_trainer(self) -> Any:
+        """Return the trainer.
 
-    @property
-    @abstractmethod
-    def model_path(self) -> str:
-        """Local Hugging Face folder of the policy that training starts from."""
+        Raises:
+            ValueError: None is set, or it is gone.
+        """
+        return _alive(self._trainer, "trainer")
 
-    @property
-    @abstractmethod
-    def batch_settings(self) -> BatchSettings:
-        """How triplets become the rows that `learn` is given."""
+    def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
+        """Say what turns spans into what the algorithm learns from."""
+        self._adapter = weakref.ref(adapter)
 
-    @abstractmethod
-    def start(self, base: PolicyRef, train_dataset: Dataset, val_dataset: Dataset | None) -> StateT:
-        """Return the state before the first iteration.
+    def get_adapter(self) -> TraceAdapter[Any]:
+        """Return the adapter.
+
+        Raises:
+            ValueError: None is set, or it is gone.
+        """
+        return _alive(self._adapter, "adapter")
+
+    def set_llm_proxy(self, llm_proxy: "LLMProxy | None") -> None:
+        """Say which proxy agents call through; None for none."""
+        self._llm_proxy = None if llm_proxy is None else weakref.ref(llm_proxy)
+
+    def get_llm_proxy(self) -> "LLMProxy | None":
+        """Return the proxy, or None where there is none.
+
+        Raises:
+            ValueError: It is gone.
+        """
+        return None if self._llm_proxy is None else _alive(self._llm_proxy, "llm_proxy")
+
+    def set_store(self, store: LightningStore) -> None:
+        """Say where rollouts are enqueued and spans are read."""
+        self._store = store
+
+    def get_store(self) -> LightningStore:
+        """Return the store.
+
+        Raises:
+            ValueError: None is set.
+        """
+        if self._store is None:
+            raise ValueError("no store is set: run the algorithm by a Trainer, or call set_store")
+        return self._store
+
+    def set_initial_resources(self, resources: NamedResources) -> None:
+        """Say what the first rollouts are given."""
+        self._initial_resources = resources
+
+    def get_initial_resources(self) -> NamedResources | None:
+        """Return what the first rollouts are given, or None."""
+        return self._initial_resources
+
+    def is_async(self) -> bool:
+        """Tell whether `run` is to be awaited."""
+        return inspect.iscoroutinefunction(self.run)
+
+    def run(
+        self,
+        train_dataset: Dataset[Any] | None = None,
+        val_dataset: Dataset[Any] | None = None,
+    ) -> Any:
+        """Run to the end; a coroutine function or not.
 
         Args:
-            base: The policy that training starts from.
-            train_dataset: Only its length is kept.
-            val_dataset: Only its length is kept; None where nothing is validated.
-
-        Raises:
-            ConfigError: The configuration does not fit the datasets.
+            train_dataset: Inputs to learn from.
+            val_dataset: Inputs to score with.
         """
+        raise NotImplementedError(f"{type(self).__name__} does not implement run()")
 
-    @abstractmethod
-    def propose(self, state: StateT) -> Proposal:
-        """Return the rollouts of the next iteration; the same state gives the same proposal."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call `run`."""
+        return self.run(*args, **kwargs)
 
-    @abstractmethod
-    def validation(self, state: StateT) -> Proposal | None:
-        """Return the rollouts that score the state's policy, or None where nothing is validated."""
 
-    @abstractmethod
-    async def learn(self, state: StateT, experience: Experience) -> StateT:
-        """Update from the experience, keep what a later process needs to go on, and return the next
-        state. Called where some row has loss weight.
-
-        Raises:
-            TrainerError: The update failed or gave a number that is not finite.
-        """
-
-    @abstractmethod
-    def skip(self, state: StateT) -> StateT:
-        """Return the state after an iteration from which nothing could be learned; `export` then
-        leaves the policy as it is.
-        """
-
-    @abstractmethod
-    async def export(self, state: StateT, artifacts: Artifacts) -> StateT:
-        """Write the next policy version and return a state that names it."""
-
-    @abstractmethod
-    def done(self, state: StateT) -> bool:
-        """Say whether the run has reached its end."""
-
-    @abstractmethod
-    def num_iterations(self, state: StateT) -> int:
-        """Return the iterations of the whole run, for progress displays."""
-
-    def warm_up(self) -> None:
-        """Load what takes long to load; calling it is optional, and useful while something else
-        starts.
-        """
-
-    def close(self) -> None:
-        """Free live resources; the object may be used again afterwards."""
+def _alive(reference: "weakref.ref[Any] | None", what: str) -> Any:
+    found = None if reference is None else reference()
+    if found is None:
+        gone = "is not set" if reference is None else "is gone; keep a reference to it"
+        raise ValueError(f"the algorithm's {what} {gone}")
+    return found

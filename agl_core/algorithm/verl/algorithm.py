@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.algorithm.base import Experience, IterativeAlgorithm
+from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
 from agl_core.algorithm.verl.config import compose, server_settings, total_steps, uses_reference
 from agl_core.algorithm.verl.estimators import OUTCOME
 from agl_core.algorithm.verl.order import rows_of_step

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 
-from agl_core.algorithm.base import Experience
+from agl_core.algorithm.iterative import Experience
 from agl_core.algorithm.verl.algorithm import VERL, VERLState
 from agl_core.algorithm.verl.order import rows_of_step
 from agl_core.errors import ConfigError, TrainerError

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agl_core.algorithm.base import Experience
+from agl_core.algorithm.iterative import Experience
 from agl_core.algorithm.verl.algorithm import VERL, VERLState
 from agl_core.algorithm.verl.batch import RowBatch, read_rows
 from agl_core.algorithm.verl.config import compose
