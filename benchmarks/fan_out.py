@@ -10,6 +10,7 @@ Our own CPU is the CPU of the rollout stage less that of the bare flow (and, on 
 of the empty flow runs).
 """
 
+import argparse
 import asyncio
 import importlib
 import os
@@ -77,6 +78,7 @@ def make_config(ledger: str, run_id: str, rollouts: int, deployment: str | None)
             "run_id": run_id,
             "ledger": ledger,
             "agent": "benchmarks.fan_out:does_nothing",
+            "preflight": {"canary": False},  # a flow run of its own on the pool
             "train_data": "examples/calculator/data/train.jsonl",
             "algorithm": {
                 "type": "verl",
@@ -314,7 +316,9 @@ def _prefect(arguments: list[str], folder: Path) -> None:
 
 def main() -> None:
     """Print walls, CPU, memory and rows for each number of rollouts."""
-    numbers = [int(text) for text in sys.argv[1:]] or [512, 2048]
+    parser = argparse.ArgumentParser(description="What the fan-out costs beside Prefect itself.")
+    parser.add_argument("rollouts", nargs="*", type=int, default=[512, 2048])
+    numbers: list[int] = parser.parse_args().rollouts
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), free_port()
         os.environ |= CLIENT_SETTINGS | {
