@@ -138,12 +138,15 @@ class S3Settings(_Settings):
     may also name endpoint and region. None uses `AWS_ACCESS_KEY_ID` and its like."""
 
 
-class VerlSettings(_Settings):
-    """Reinforcement learning by VERL."""
+class AlgorithmSettings(_Settings):
+    """What learns from the rollouts."""
 
-    type: Literal["verl"] = "verl"
-    config: dict[str, Any]
-    """VERL's own keys (of `ppo_trainer`), nested or dotted, where they differ from its defaults."""
+    type: str = Field(default="verl", pattern=r"^(verl|baseline|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
+    """`verl`; `baseline`, which only scores; or `package.module:Class` of an
+    `IterativeAlgorithm`."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Of `verl`: VERL's own keys (of `ppo_trainer`), nested or dotted, where they differ from its
+    defaults. Of others: the arguments of the class."""
 
 
 class RunConfig(_Settings):
@@ -160,7 +163,7 @@ class RunConfig(_Settings):
     """JSON Lines file; each row is one task."""
     val_data: str | None = None
     """JSON Lines file of the validation set; None validates nothing."""
-    algorithm: VerlSettings
+    algorithm: AlgorithmSettings
     seed: int = Field(default=1, ge=0)
     rollout: RolloutSettings = RolloutSettings()
     failures: FailureSettings = FailureSettings()

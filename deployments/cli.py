@@ -270,12 +270,14 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration with another policy to start from.
 
     Raises:
-        ConfigError: The algorithm is not installed here, or a key of its settings is set twice.
+        ConfigError: The algorithm is not installed here or names its model in its own way, or a
+            key of its settings is set twice.
     """
-    check_installed()
-    from agl_core.algorithm.verl.overrides import normalise  # hydra takes a moment
-
-    settings = normalise(config.algorithm.config) | {"actor_rollout_ref.model.path": str(folder)}
+    if config.algorithm.type == "baseline":
+        settings = {**config.algorithm.config, "model": str(folder)}
+    else:
+        model = {"actor_rollout_ref.model.path": str(folder)}
+        settings = _verl_settings(config, "--model") | model
     algorithm = config.algorithm.model_copy(update={"config": settings})
     return config.model_copy(update={"algorithm": algorithm})
 
@@ -286,12 +288,24 @@ def with_overrides(config: RunConfig, overrides: list[str]) -> RunConfig:
     Raises:
         ConfigError: As for `with_model`, or an override is not in Hydra's grammar.
     """
-    check_installed()
-    from agl_core.algorithm.verl.overrides import normalise, parse_overrides
+    settings = _verl_settings(config, "key=value")
+    from agl_core.algorithm.verl.overrides import parse_overrides
 
-    settings = normalise(config.algorithm.config) | parse_overrides(overrides)
+    settings |= parse_overrides(overrides)
     algorithm = config.algorithm.model_copy(update={"config": settings})
     return config.model_copy(update={"algorithm": algorithm})
+
+
+def _verl_settings(config: RunConfig, what: str) -> dict[str, Any]:
+    if config.algorithm.type != "verl":
+        raise ConfigError(
+            f"{what} is for VERL's settings, and the algorithm is {config.algorithm.type}: change "
+            "algorithm.config in the file"
+        )
+    check_installed()
+    from agl_core.algorithm.verl.overrides import normalise  # hydra takes a moment
+
+    return normalise(config.algorithm.config)
 
 
 def _access(credentials: str | None, endpoint_url: str | None, region: str | None) -> S3Access:

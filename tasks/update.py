@@ -44,7 +44,8 @@ async def update(ref: IterationRef) -> StageRecord:
         )
         if algorithm.batch_settings.on_empty == "fail":
             raise TrainerError(found)
-        logger.warning("%s; the update is skipped", found)
+        if algorithm.batch_settings.learns:
+            logger.warning("%s; the update is skipped", found)
         with iteration.stage("update") as stage:
             state = algorithm.skip(state_before(iteration))
             stage.put_json("state", state.model_dump(mode="json"))

@@ -138,6 +138,8 @@ def _to_table(
     starts, kept = starts_of(layout.lengths) + response.left, response.kept
     ids, logprobs, codes = (take_ranges(v, starts, kept) for v in layout.spread(calls))
     mask = (codes >= 0).astype(np.int8)
+    if not settings.learns:
+        mask[:] = 0
     if settings.unfinished == "mask":
         mask[np.repeat(calls.is_cut_short[layout.last], kept)] = 0
     token_rewards, rewards = _place_rewards(layout, credit, starts, kept)

@@ -27,6 +27,8 @@ class BatchSettings(BaseModel):
     unfinished: Literal["keep", "mask", "drop"] = "keep"
     """Rows whose last response the length limit ended (`finish_reason` is `length`). Masked ones
     are in the batch with weight 0; their reward counts in their group's statistics."""
+    learns: bool = True
+    """False masks every row: the rollouts are scored and nothing is learned from them."""
     credit: Literal["final", "per_call", "discounted", "sum"] = "final"
     """The final reward on every row; each call's own rewards; the discounted return from each call
     on; or the sum of all rewards on every row. See `docs/design/trajectories.md`."""
