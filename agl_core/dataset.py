@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,7 +47,16 @@ def publish_dataset(storage: Storage, name: str, uri: str, access: S3Access = EN
         ConfigError: The dataset cannot be used.
         LedgerError: The storage cannot be written.
     """
-    data = "".join(f"{row}\n" for row in read_jsonl(uri, access)).encode()
+    return publish_rows(storage, name, read_jsonl(uri, access))
+
+
+def publish_rows(storage: Storage, name: str, rows: Sequence[str]) -> str:
+    """Keep rows of JSON text as a version of a dataset and return its URI.
+
+    Raises:
+        LedgerError: The storage cannot be written.
+    """
+    data = "".join(f"{row}\n" for row in rows).encode()
     key = f"datasets/{name}/{hashlib.sha256(data).hexdigest()[:16]}.jsonl"
     with suppress(ConflictError):  # published before: the key is the digest of the content
         storage.write_once(key, data)

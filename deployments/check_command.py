@@ -14,6 +14,7 @@ from rich.text import Text
 from agl_core.config import RunConfig
 from agl_core.errors import AglError, ConfigError
 from agl_core.preflight import CheckResult, Checks, examine
+from deployments.credentials import find_credentials
 
 _answers = Console(width=None if sys.stdout.isatty() else 100)
 _STATE_FOLDER = Path(".agl")
@@ -88,8 +89,6 @@ def _run_checks(settings: RunConfig, checks: Checks, *, canary: bool) -> None:
     Raises:
         AglError: It did.
     """
-    from deployments.cli import find_credentials
-
     if settings.rollout.deployment is not None:
         with checks("work pool starts shards"):
             check_deployment(settings.rollout.deployment)

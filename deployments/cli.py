@@ -21,12 +21,13 @@ from agl_core.config import RunConfig, S3Settings, check_settings
 from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError, RunCancelled
 from agl_core.ledger.run import RunLedger, open_run
-from agl_core.ledger.s3_access import S3Access, S3Credentials
+from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import find_late, verify_run
 from agl_core.preflight import PreparedRun, prepare_run
 from agl_core.terminal import RunDisplay, iterations_table
 from deployments.check_command import check, check_deployment
+from deployments.credentials import find_credentials
 from deployments.deploy_command import deploy
 from deployments.interrupt import ends_promptly
 from deployments.proxy_command import proxy
@@ -316,25 +317,6 @@ def _access(credentials: str | None, endpoint_url: str | None, region: str | Non
     except ConfigError as error:
         raise ConfigError(f"S3 options: {error}") from error
     return S3Access(s3, find_credentials(s3))
-
-
-def find_credentials(s3: S3Settings) -> S3Credentials | None:
-    """Return the credentials that settings name; Prefect is loaded only if they name some.
-
-    Raises:
-        ConfigError: There is no server to ask, or no such block.
-    """
-    if s3.credentials is None:
-        return None
-    from deployments.server import named_server
-
-    if named_server() is None:
-        raise ConfigError(
-            f"Prefect block {s3.credentials}: set PREFECT_API_URL to the server that has it"
-        )
-    from tasks.credentials import s3_credentials
-
-    return s3_credentials(s3)
 
 
 def _find(ledger: str, run_id: str, access: S3Access) -> RunLedger:

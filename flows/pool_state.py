@@ -1,10 +1,18 @@
-"""What a flow run on a work pool waits for, in words."""
+"""How a flow run on a work pool stands, and what it waits for in words."""
 
+import logging
 from typing import Any
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import FlowRunWaitTimeout, ObjectNotFound
+from prefect.flow_runs import wait_for_flow_run
+from websockets.exceptions import WebSocketException
+
+from flows.patience import patiently
+
+logger = logging.getLogger(__name__)
 
 
 async def why_not_started(run: Any) -> str:
@@ -41,3 +49,25 @@ async def _problems(client: PrefectClient, run: Any, pool_name: str) -> list[str
         found.append(f"the pool runs {pool.concurrency_limit} flow runs at once")
     state = run.state.name if run.state else "unknown"
     return [*found, f"its state is {state}"]
+
+
+async def look(run_id: UUID, seconds: int) -> Any | None:
+    """Return the flow run: at once when it ends, else after these seconds; None if it is gone.
+
+    Raises:
+        httpx.TransportError: The server is away for too long.
+    """
+    try:
+        return await wait_for_flow_run(run_id, timeout=seconds)
+    except FlowRunWaitTimeout:
+        pass
+    except ObjectNotFound:
+        return None
+    except (OSError, httpx.HTTPError, WebSocketException) as error:
+        logger.warning("cannot wait for flow run %s, will try again: %r", run_id, error)
+
+    async def read() -> Any:
+        async with get_client() as client:
+            return await client.read_flow_run(run_id)
+
+    return await patiently(read)

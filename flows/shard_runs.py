@@ -15,22 +15,19 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.deployments import arun_deployment
-from prefect.exceptions import FlowRunWaitTimeout, ObjectNotFound
-from prefect.flow_runs import wait_for_flow_run
 from prefect.states import Cancelled, Crashed
-from websockets.exceptions import WebSocketException
 
 from agl_core.errors import LedgerError, RunCancelled, TransientError
 from agl_core.ledger.signs import SignOfLife, read_sign
 from agl_core.ledger.starts import RunStarts
 from agl_core.runner.shard import ShardRef
 from flows.patience import patiently
-from flows.pool_state import why_not_started
+from flows.pool_state import look, why_not_started
 from flows.rollout_shard import rollout_shard
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 10.0
+_LOOK_SECONDS = 10
 """The end of a run is told by an event; everything else is looked at this often."""
 _SAY_SECONDS = 30.0
 """How often a shard that waits for its start is spoken of."""
@@ -108,7 +105,7 @@ class _PoolShard:
             )
         )
         while True:
-            found = await _look(run.id)
+            found = await look(run.id, _LOOK_SECONDS)
             if found is None:
                 return ShardEnd(f"shard {self.shard.name}: its flow run was deleted")
             if found.state and found.state.is_final():
@@ -173,24 +170,6 @@ class _PoolShard:
         logger.warning("shard %s is given up and replaced: %s", self.shard.name, reason)
         await _set_state(run_id, Crashed(message=f"given up and replaced: {reason}"))
         return f"shard {self.shard.name}: {reason}"
-
-
-async def _look(run_id: UUID) -> Any | None:
-    """Return the flow run, at once when it ends and else after a while; None if it is gone."""
-    try:
-        return await wait_for_flow_run(run_id, timeout=int(_LOOK_SECONDS))
-    except FlowRunWaitTimeout:
-        pass
-    except ObjectNotFound:
-        return None
-    except (OSError, httpx.HTTPError, WebSocketException) as error:
-        logger.warning("cannot wait for flow run %s, will try again: %r", run_id, error)
-
-    async def read() -> Any:
-        async with get_client() as client:
-            return await client.read_flow_run(run_id)
-
-    return await patiently(read)
 
 
 async def _set_state(run_id: UUID, state: Any) -> None:

@@ -4,6 +4,7 @@ What an agent and a model do before any training, in the same records as a run t
 """
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -84,6 +85,17 @@ class BaselineIterations(IterativeAlgorithm[BaselineState]):
             on_empty="skip",
             temperature=self._temperature,
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {
+            "model": self._model,
+            "n_epochs": self._n_epochs,
+            "batch_size": self._batch_size,
+            "n": self._n,
+            "temperature": self._temperature,
+            "max_tokens": self._max_tokens,
+        }
 
     def start(
         self, base: PolicyRef, train_dataset: Dataset, val_dataset: Dataset | None

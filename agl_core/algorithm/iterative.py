@@ -18,7 +18,7 @@ alone.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from pydantic import BaseModel
@@ -103,6 +103,12 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
     @abstractmethod
     def num_iterations(self, state: StateT) -> int:
         """Return the iterations of the whole run, for progress displays."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that make an equal object, as JSON: what a run's configuration says
+        of it. To be overridden by a class that takes arguments.
+        """
+        return {}
 
     def warm_up(self) -> None:
         """Load what takes long to load; calling it is optional, and useful while something else

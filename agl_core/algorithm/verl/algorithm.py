@@ -121,6 +121,10 @@ class VERL(IterativeAlgorithm[VERLState]):
         """What `agentlightning` and VERL's length limits and temperature say."""
         return self._batch_settings
 
+    def settings(self) -> dict[str, Any]:
+        """Return the user's settings, flat."""
+        return self.overrides
+
     def num_iterations(self, state: VERLState) -> int:
         """Return the updates of the whole run."""
         return total_steps(self.config, state.train_size)
