@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agl_core import identity
-from agl_core.algorithm import IterativeAlgorithm, build_algorithm
+from agl_core.algorithm.build import build_algorithm
+from agl_core.algorithm.iterative import IterativeAlgorithm
 from agl_core.config import RunConfig
 from agl_core.dataset import read_jsonl
 from agl_core.errors import AglError

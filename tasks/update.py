@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agl_core import progress
-from agl_core.algorithm import Experience
+from agl_core.algorithm.iterative import Experience
 from agl_core.errors import TrainerError
 from agl_core.ledger import files
 from agl_core.ledger.stages import IterationLedger, StageRecord

@@ -1,36 +1,42 @@
-"""Algorithms: what to roll out next, and how to learn from it."""
+"""Algorithms: what to roll out next, and how to learn from it.
 
-from typing import Any
+Import the names of `__all__` from here; each loads on first use.
+"""
 
-from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
-from agl_core.algorithm.verl import check_installed
-from agl_core.config import RunConfig
-from agl_core.errors import ConfigError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Experience", "IterativeAlgorithm", "build_algorithm"]
-
-
-def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
-    """Return the algorithm that a run's configuration names; nothing heavy is loaded yet.
-
-    Raises:
-        ConfigError: The algorithm is not installed here, or its settings cannot be used; the
-            message names them.
-    """
-    check_installed()
+if TYPE_CHECKING:  # what a program does not use it does not load
+    from agl_core.algorithm.base import Algorithm
+    from agl_core.algorithm.decorator import FunctionalAlgorithm, algo
+    from agl_core.algorithm.fast import Baseline, FastAlgorithm
+    from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
     from agl_core.algorithm.verl.algorithm import VERL
-    from agl_core.algorithm.verl.overrides import normalise
 
-    overrides = normalise(config.algorithm.config)
-    if overrides.setdefault("data.seed", config.seed) != config.seed:
-        raise ConfigError(
-            f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: "
-            "set only the run's"
-        )
-    algorithm = VERL(overrides, config.min_group_size)
-    if algorithm.server_settings:
-        raise ConfigError(
-            f"{', '.join(algorithm.server_settings)}: settings of vLLM, but the policy is served "
-            "by the embedded engine; leave them out"
-        )
-    return algorithm
+__all__ = [
+    "VERL",
+    "Algorithm",
+    "Baseline",
+    "Experience",
+    "FastAlgorithm",
+    "FunctionalAlgorithm",
+    "IterativeAlgorithm",
+    "algo",
+]
+
+_MODULES = {
+    "VERL": "verl.algorithm",
+    "Algorithm": "base",
+    "Baseline": "fast",
+    "Experience": "iterative",
+    "FastAlgorithm": "fast",
+    "FunctionalAlgorithm": "decorator",
+    "IterativeAlgorithm": "iterative",
+    "algo": "decorator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"agl_core.algorithm.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
