@@ -8,6 +8,9 @@ from .adapter.messages import TraceToMessages as TraceToMessages
 from .adapter.triplet import LlmProxyTraceToTriplet as LlmProxyTraceToTriplet
 from .adapter.triplet import TracerTraceToTriplet as TracerTraceToTriplet
 from .algorithm.base import Algorithm as Algorithm
+from .algorithm.decorator import algo as algo
+from .algorithm.fast import Baseline as Baseline
+from .algorithm.fast import FastAlgorithm as FastAlgorithm
 from .algorithm.iterative import IterativeAlgorithm as IterativeAlgorithm
 from .algorithm.verl.algorithm import VERL as VERL
 from .config import RunConfig as RunConfig

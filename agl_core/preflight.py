@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agl_core import identity
-from agl_core.algorithm import IterativeAlgorithm, build_algorithm
+from agl_core.algorithm.build import build_algorithm
+from agl_core.algorithm.iterative import IterativeAlgorithm
 from agl_core.config import RunConfig
 from agl_core.dataset import read_jsonl
 from agl_core.errors import AglError
-from agl_core.ledger.run import Dataset, RunLedger, RunRecord, open_run
+from agl_core.ledger.run import Dataset, RunRecord, open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.litagent.decorator import load_agent
+from agl_core.prepared import PreparedRun
 from agl_core.serving.attached import check_attached
 from agl_core.serving.launch import check_server
 
@@ -63,28 +65,6 @@ class Checks:
 _UNSEEN = Checks()
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """A run whose configuration was checked and whose identity stands in the ledger."""
-
-    config: RunConfig
-    ledger: RunLedger
-    record: RunRecord
-    """As the ledger has it, but with the code and the packages of this process."""
-    algorithm: IterativeAlgorithm[Any]
-    inputs: dict[str, Sequence[str]]
-    """Rows of the datasets as JSON, by `train` and `val`."""
-    start_state: Any
-    """State before the first iteration."""
-
-    def state_after(self, committed: int) -> Any:
-        """Return the algorithm's state after some committed iterations."""
-        if committed == 0:
-            return self.start_state
-        state = self.ledger.manifest(committed - 1).state
-        return self.algorithm.state_type.model_validate(state)
-
-
 def examine(
     config: RunConfig, credentials: S3Credentials | None = None, checks: Checks = _UNSEEN
 ) -> PreparedRun:
@@ -121,6 +101,17 @@ def _examine(
         inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data, access)}
         if config.val_data is not None:
             inputs["val"] = read_jsonl(config.val_data, access)
+    return _compare(config, algorithm, inputs, access, checks)
+
+
+def _compare(
+    config: RunConfig,
+    algorithm: IterativeAlgorithm[Any],
+    inputs: dict[str, Sequence[str]],
+    access: S3Access,
+    checks: Checks,
+) -> tuple[PreparedRun, list[Dataset]]:
+    """Check the model against the data, and that the ledger can be written and is free."""
     with checks("model is there and fits the data"):
         base = identity.base_model(algorithm.model_path)
         start_state = algorithm.start(base.policy, inputs["train"], inputs.get("val"))
@@ -164,7 +155,37 @@ def prepare_run(
         UpstreamError: As `examine`.
         LedgerError: The ledger cannot be written.
     """
-    run, datasets = _examine(config, credentials, _UNSEEN)
+    return _begin(*_examine(config, credentials, _UNSEEN), allow_changed=allow_changed)
+
+
+def prepare_own_run(
+    config: RunConfig,
+    algorithm: IterativeAlgorithm[Any],
+    inputs: dict[str, Sequence[str]],
+    *,
+    allow_changed: bool = False,
+) -> PreparedRun:
+    """Do what `prepare_run` does for an algorithm and datasets that this process has already.
+
+    Args:
+        config: What to train; its agent and datasets are names for the record.
+        algorithm: What learns.
+        inputs: Rows of the datasets as JSON, by `train` and `val`.
+        allow_changed: Go on with a run that exists with another identity; manifests will say so.
+
+    Raises:
+        ConfigError: As `prepare_run`.
+        UpstreamError: As `examine`.
+        LedgerError: The ledger cannot be written.
+    """
+    if config.serving.url is not None:
+        check_server(config.serving.url)
+    compared = _compare(config, algorithm, inputs, S3Access(config.s3), _UNSEEN)
+    return _begin(*compared, allow_changed=allow_changed)
+
+
+def _begin(run: PreparedRun, datasets: list[Dataset], *, allow_changed: bool) -> PreparedRun:
+    """Write the run's identity, or find the one that is there."""
     recorded = run.ledger.start(run.record, datasets, allow_changed=allow_changed)
     run.ledger.code = run.record.code
     return replace(run, record=_as_of_now(recorded, run.record))

@@ -24,7 +24,8 @@ from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import find_late, verify_run
-from agl_core.preflight import PreparedRun, prepare_run
+from agl_core.preflight import prepare_run
+from agl_core.prepared import PreparedRun
 from agl_core.terminal import RunDisplay, iterations_table
 from deployments.check_command import check, check_deployment
 from deployments.credentials import find_credentials

@@ -9,23 +9,22 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from agl_core.algorithm.fast import Baseline
-from agl_core.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
-from agl_core.execution.loops import run_to_end
-from agl_core.trainer.bundles import AlgorithmWork, RunnerWork
-
 from agl_core.adapter.triplet import TracerTraceToTriplet
 from agl_core.algorithm.base import Algorithm
+from agl_core.algorithm.fast import Baseline
 from agl_core.algorithm.iterative import IterativeAlgorithm
 from agl_core.config import RunConfig, check_settings
 from agl_core.dataset import publish_rows
 from agl_core.errors import ConfigError
+from agl_core.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
+from agl_core.execution.loops import run_to_end
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.storage import open_storage
 from agl_core.litagent.decorator import FunctionalLitAgent
 from agl_core.litagent.litagent import LitAgent
 from agl_core.store.base import LightningStore
 from agl_core.store.memory import InMemoryLightningStore
+from agl_core.trainer.bundles import AlgorithmWork, RunnerWork
 from agl_core.types.core import Dataset
 from deployments.credentials import find_credentials
 from deployments.server import named_server

@@ -14,7 +14,8 @@ from agl_core.errors import ConfigError
 from agl_core.failures import FailureSettings, RetriedFailure
 from agl_core.ledger.requests import requests_table
 from agl_core.ledger.rollout_set import RolloutSet
-from agl_core.preflight import Checks, PreparedRun
+from agl_core.preflight import Checks
+from agl_core.prepared import PreparedRun
 from agl_core.runner.shard import ShardRef
 from agl_core.serving.attached import check_attached
 from agl_core.types.outcome import FailureKind

@@ -5,7 +5,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agl_core.ledger.run import RunLedger
-from agl_core.preflight import Checks, PreparedRun
+from agl_core.preflight import Checks
+from agl_core.prepared import PreparedRun
 from flows.canary import check_live
 from tasks import context
 

@@ -4,6 +4,9 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from agl_core import progress
+from agl_core.stages.commit import read_manifest
+from agl_core.stages.propose import TRAIN_SET, open_validation, state_before
+from agl_core.stages.update import read_state
 from agl_core.types.training import PolicyRef
 from flows.failure import fails_in_one_sentence
 from flows.fan_out import roll_out
@@ -11,13 +14,13 @@ from flows.patience import patiently
 from tasks import context
 from tasks.adapt import adapt
 from tasks.collect import collect
-from tasks.commit import commit, read_manifest
+from tasks.commit import commit
 from tasks.context import IterationRef
 from tasks.logs import show_logs
-from tasks.propose import TRAIN_SET, open_set, propose, state_before
+from tasks.propose import propose
 from tasks.publish import publish
 from tasks.report import report
-from tasks.update import export, read_state, update
+from tasks.update import export, update
 
 
 @flow(
@@ -40,31 +43,31 @@ async def training_iteration(ref: IterationRef) -> str:
     """
     show_logs()
     async with context.opened_for(ref):
+        run, iteration = context.current().run, ref.open()
         proposed = propose(ref)
         policy = PolicyRef.model_validate(proposed.values["policy_in"])
         publish(ref)
         if ref.iteration == 0:
-            await evaluate(ref, state_before(ref.open()), "rollout_base", "evaluate_base")
+            await evaluate(ref, state_before(run, iteration), "rollout_base", "evaluate_base")
 
         await roll_out(ref, "rollout", TRAIN_SET, policy)
         collect(ref, TRAIN_SET, policy)
         adapt(ref)
         await update(ref)
         await export(ref)
-        await evaluate(ref, read_state(ref.open(), "export"), "rollout_new", "evaluate")
+        await evaluate(ref, read_state(run, iteration, "export"), "rollout_new", "evaluate")
 
         key = commit(ref, {"flow_run_id": flow_run.id})
         await patiently(lambda: report(ref))
-        progress.report(progress.IterationCommitted(read_manifest(ref)))
+        progress.report(progress.IterationCommitted(read_manifest(iteration)))
         return key
 
 
 async def evaluate(ref: IterationRef, state: object, rollout_stage: str, stage: str) -> None:
     """Score a state's policy on the validation set, if there is one."""
-    proposal = context.current().run.algorithm.validation(state)
-    if proposal is None:
+    rollouts = open_validation(context.current().run, ref.open(), state)
+    if rollouts is None:
         return
-    name = f"val-{proposal.policy.version}"
-    open_set(ref, name, proposal)
-    await roll_out(ref, rollout_stage, name, proposal.policy)
-    collect(ref, name, proposal.policy, stage)
+    policy = rollouts.read_resources().policy
+    await roll_out(ref, rollout_stage, rollouts.name, policy)
+    collect(ref, rollouts.name, policy, stage)

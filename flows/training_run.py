@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 from agl_core import progress
 from agl_core.config import RunConfig, check_settings
-from agl_core.preflight import CheckResult, Checks, PreparedRun, prepare_run
+from agl_core.preflight import CheckResult, Checks, prepare_run
+from agl_core.prepared import PreparedRun
 from agl_core.terminal import plain_line
 from flows.canary import check_live
 from flows.failure import fails_in_one_sentence

@@ -1,10 +1,8 @@
-"""Stage `commit`: write the manifest, last of all, and draw the report from it."""
+"""Stage `commit`: write the manifest, last of all."""
 
 from typing import Any
 
-from agl_core import progress
-from agl_core.ledger import commit as ledger_commit
-from agl_core.ledger.manifest import Manifest
+from agl_core.stages import commit as stage
 from tasks import context
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
@@ -14,15 +12,5 @@ from tasks.policies import ledger_task
 def commit(ref: IterationRef, prefect: dict[str, Any]) -> str:
     """Write the manifest and return its key; an iteration that has one is left as it is."""
     iteration = ref.open()
-    if not iteration.storage.exists(iteration.manifest_key):
-        progress.report(progress.StageStarted(ref.iteration, "commit"))
-        run = context.current().run
-        changed = [item for change in run.ledger.changes() for item in change.differences]
-        ledger_commit.commit(iteration, run.record, prefect, changed)
+    stage.commit(context.current().run, iteration, prefect)
     return iteration.manifest_key
-
-
-def read_manifest(ref: IterationRef) -> Manifest:
-    """Return the manifest of a committed iteration."""
-    iteration = ref.open()
-    return Manifest.model_validate_json(iteration.storage.read(iteration.manifest_key))

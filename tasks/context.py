@@ -16,13 +16,13 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.config import RunConfig, S3Settings
-from agl_core.errors import ConfigError, LeaseLostError, LedgerError, RunCancelled
+from agl_core.errors import ConfigError, LedgerError
+from agl_core.ledger.holding import held
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.stages import IterationLedger
-from agl_core.ledger.start_record import EndReason
-from agl_core.ledger.starts import RunLease
-from agl_core.preflight import PreparedRun, prepare_run
+from agl_core.preflight import prepare_run
+from agl_core.prepared import PreparedRun
 from agl_core.serving.launch import ModelServer
 from tasks.credentials import s3_credentials
 
@@ -96,7 +96,15 @@ async def opened(
     config = run.config
     folder = _STATE_FOLDER / "runs" / config.run_id
     base = run.start_state.policy
-    async with _held(run, automatic=automatic) as lease:
+    holding = held(
+        run.ledger,
+        max_automatic=config.max_automatic_starts,
+        automatic=automatic,
+        flow_run_id=flow_run.id,
+        flow_run_name=flow_run.name,
+        cancellations=(TerminationSignal,),
+    )
+    async with holding as lease:
         with await asyncio.to_thread(ModelServer.start, config.serving, base, folder) as server:
             token = _context.set(
                 RunContext(run, server, is_retry or lease.ended_before == "failed")
@@ -106,38 +114,6 @@ async def opened(
             finally:
                 _context.reset(token)
                 run.algorithm.close()
-
-
-@asynccontextmanager
-async def _held(run: PreparedRun, *, automatic: bool) -> AsyncGenerator[RunLease]:
-    """Hold the run's lease; cancel the enclosed code if another process takes over."""
-    ledger = run.ledger
-    lease = await asyncio.to_thread(
-        ledger.starts.begin,
-        committed=ledger.committed(),
-        max_automatic=run.config.max_automatic_starts,
-        automatic=automatic,
-        flow_run_id=flow_run.id,
-        flow_run_name=flow_run.name,
-    )
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    ledger.lease = lease
-    reason: EndReason = "failed"
-    try:
-        await asyncio.to_thread(lease.keep, lambda: loop.call_soon_threadsafe(task.cancel))
-        yield lease
-        reason = "done"
-    except (asyncio.CancelledError, KeyboardInterrupt, TerminationSignal, RunCancelled) as error:
-        reason = "cancelled"
-        if lease.is_lost:
-            raise LeaseLostError(
-                f"run {ledger.run_id!r} was taken over by another process; this one stopped"
-            ) from error
-        raise
-    finally:
-        ledger.lease = None
-        lease.end(reason)
 
 
 @asynccontextmanager

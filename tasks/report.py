@@ -9,8 +9,8 @@ from prefect.utilities.urls import url_for
 from agl_core.ledger.manifest import Manifest, RewardSummary
 from agl_core.runner.failed import FailedRollout
 from agl_core.runner.shard import Shard
+from agl_core.stages.commit import read_manifest
 from agl_core.types.outcome import Coverage, FailureKind
-from tasks.commit import read_manifest
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
 
@@ -25,7 +25,7 @@ async def report(ref: IterationRef) -> None:
     """Show an iteration's manifest as a page of the run."""
     await acreate_markdown_artifact(
         key=f"{ref.run_id}-iterations",
-        markdown=iteration_report(read_manifest(ref), ref.ledger),
+        markdown=iteration_report(read_manifest(ref.open()), ref.ledger),
         description=f"iteration {ref.iteration}",
     )
 

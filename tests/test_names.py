@@ -18,6 +18,7 @@ NAMES = {
     "is_reward_span get_reward_value get_rewards_from_span get_message_value get_object_value "
     "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var "
     "configure_logger setup_logging setup_module_logging VERL LLMProxy "
+    "Algorithm Baseline FastAlgorithm algo "
     "Trainer build_component ExecutionStrategy SharedMemoryExecutionStrategy "
     "ClientServerExecutionStrategy ExecutionEvent ThreadingEvent MultiprocessingEvent",
     "adapter": "Adapter TraceAdapter TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages",
@@ -25,6 +26,11 @@ NAMES = {
     "adapter.messages": "OpenAIMessages TraceToMessages",
     "adapter.triplet": "RewardMatchPolicy TraceTree TraceToTripletBase TracerTraceToTriplet "
     "LlmProxyTraceToTriplet",
+    "algorithm": "Algorithm Baseline FastAlgorithm VERL algo",
+    "algorithm.base": "Algorithm",
+    "algorithm.decorator": "FunctionalAlgorithm algo",
+    "algorithm.fast": "Baseline FastAlgorithm",
+    "algorithm.utils": "with_store with_llm_proxy batch_iter_over_dataset",
     "emitter": "reward operation emit_reward get_reward_value get_rewards_from_span "
     "is_reward_span find_reward_spans find_final_reward emit_message emit_object emit_exception "
     "emit_annotation get_message_value get_object_value",

@@ -1,79 +1,42 @@
-"""Algorithms: what to roll out next, and how to learn from it."""
+"""Algorithms: what to roll out next, and how to learn from it.
 
-import importlib
-import inspect
-from typing import Any
+Import the names of `__all__` from here; each loads on first use.
+"""
 
-from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
-from agl_core.algorithm.verl import check_installed
-from agl_core.config import RunConfig
-from agl_core.errors import ConfigError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Experience", "IterativeAlgorithm", "build_algorithm"]
-
-
-def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
-    """Return the algorithm that a run's configuration names; nothing heavy is loaded yet.
-
-    Raises:
-        ConfigError: The algorithm is not there or not one that learns in iterations, or its
-            settings cannot be used; the message names them.
-    """
-    kind = config.algorithm.type
-    if kind == "verl":
-        return _build_verl(config)
-    if kind == "baseline":
-        from agl_core.algorithm.baseline import BaselineIterations
-
-        algorithm = _construct(kind, BaselineIterations, config.algorithm.config)
-    else:
-        algorithm = _construct(kind, _load(kind), config.algorithm.config)
-    if config.min_group_size is not None:
-        raise ConfigError(f"min_group_size is {config.min_group_size}, and only verl takes one")
-    return algorithm
-
-
-def _build_verl(config: RunConfig) -> IterativeAlgorithm[Any]:
-    check_installed()
+if TYPE_CHECKING:  # what a program does not use it does not load
+    from agl_core.algorithm.base import Algorithm
+    from agl_core.algorithm.decorator import FunctionalAlgorithm, algo
+    from agl_core.algorithm.fast import Baseline, FastAlgorithm
+    from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
     from agl_core.algorithm.verl.algorithm import VERL
-    from agl_core.algorithm.verl.overrides import normalise
 
-    overrides = normalise(config.algorithm.config)
-    if overrides.setdefault("data.seed", config.seed) != config.seed:
-        raise ConfigError(
-            f"data.seed is {overrides['data.seed']} and the run's seed is {config.seed}: "
-            "set only the run's"
-        )
-    algorithm = VERL(overrides, config.min_group_size)
-    if algorithm.server_settings:
-        raise ConfigError(
-            f"{', '.join(algorithm.server_settings)}: settings of vLLM, but the policy is served "
-            "by the embedded engine; leave them out"
-        )
-    return algorithm
+__all__ = [
+    "VERL",
+    "Algorithm",
+    "Baseline",
+    "Experience",
+    "FastAlgorithm",
+    "FunctionalAlgorithm",
+    "IterativeAlgorithm",
+    "algo",
+]
 
-
-def _load(path: str) -> type[IterativeAlgorithm[Any]]:
-    module_name, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"algorithm {path!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, IterativeAlgorithm)):
-        raise ConfigError(
-            f"algorithm {path!r} is no subclass of agl_core.IterativeAlgorithm; one that only has "
-            "run() is for Trainer.fit"
-        )
-    return found
+_MODULES = {
+    "VERL": "verl.algorithm",
+    "Algorithm": "base",
+    "Baseline": "fast",
+    "Experience": "iterative",
+    "FastAlgorithm": "fast",
+    "FunctionalAlgorithm": "decorator",
+    "IterativeAlgorithm": "iterative",
+    "algo": "decorator",
+}
 
 
-def _construct(
-    kind: str, cls: type[IterativeAlgorithm[Any]], values: dict[str, Any]
-) -> IterativeAlgorithm[Any]:
-    try:
-        inspect.signature(cls).bind(**values)
-        return cls(**values)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"algorithm.config of {kind}: {error}") from error
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"agl_core.algorithm.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

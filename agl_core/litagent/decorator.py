@@ -63,6 +63,11 @@ class FunctionalLitAgent(LitAgent[Any]):
         return rebuild, (self._function,)
 
     @property
+    def function(self) -> AgentFunction:
+        """What is run."""
+        return self._function
+
+    @property
     def name(self) -> str:
         """Name of the function."""
         return name_of(self._function)

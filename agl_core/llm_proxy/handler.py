@@ -23,6 +23,7 @@ from agl_core.llm_proxy.record import CallRecord
 from agl_core.llm_proxy.refusal import Refusal, json_response, while_connected
 from agl_core.llm_proxy.relay import StreamedResponse
 from agl_core.llm_proxy.sampling import fill_in, find_unsupported
+from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream, UpstreamTimeout
 from agl_core.tracer.base import ModelCall
 
@@ -119,7 +120,7 @@ class CallHandler:
     ) -> Response:
         """Forward one call and record it."""
         body = await self._read_body(request)
-        rollout_seed = self._config.rollout_seeds.get(whose.rollout_id, whose.rollout_id)
+        rollout_seed = await self._rollout_seed(whose.rollout_id)
         asked = fill_in(dialect.ask(body), self._sampling[whose.mode])
         reason = find_unsupported(asked)
         if reason is None:
@@ -164,6 +165,15 @@ class CallHandler:
         if reason := capture.find_other_policy(policy, model, reply.status, reply.headers):
             # 503: neither the agent's mistake nor for ever.
             raise Refusal(503, reason, "other_policy")
+
+    async def _rollout_seed(self, rollout_id: str) -> int | str:
+        """Return what the calls of a rollout are seeded by."""
+        if not isinstance(self._calls, StoreCalls):
+            return self._config.rollout_seeds.get(rollout_id, rollout_id)
+        try:
+            return await self._calls.rollout_seed(rollout_id)
+        except TransientError as error:
+            raise Refusal(503, str(error), "not_recorded") from error
 
     async def _read_body(self, request: Request) -> JsonObject:
         """Read the request's JSON object, within the limits of size and time."""

@@ -5,7 +5,8 @@ served. What concerned LiteLLM alone is refused where it would change something.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from agl_core.errors import ConfigError
@@ -15,6 +16,7 @@ from agl_core.llm_proxy.server import ProxyServer
 from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.store.base import LightningStore
 from agl_core.types.resources import LLM, JsonDict, ProxyLLM
+from agl_core.types.training import PolicyRef
 
 _PROVIDERS = ("hosted_vllm/", "openai/")
 _BUILT_IN = {
@@ -82,6 +84,7 @@ class LLMProxy:
         self._num_retries = _num_retries(litellm_config or {}, num_retries)
         self._token = token
         self._server: ProxyServer | None = None
+        self._calls: StoreCalls | None = None
 
     def get_store(self) -> LightningStore | None:
         """Return where calls are recorded."""
@@ -114,18 +117,70 @@ class LLMProxy:
         """
         if self._server is not None:
             return
+        await self._start(
+            ProxyConfig(
+                backends=tuple(self._backends), max_tries=1 + self._num_retries, token=self._token
+            )
+        )
+
+    async def _start(self, config: ProxyConfig, *, reads_seeds: bool = False) -> ProxyServer:
         if self._store is None:
             raise ConfigError("the proxy has no store to record calls in; set_store comes first")
-        config = ProxyConfig(
-            backends=tuple(self._backends), max_tries=1 + self._num_retries, token=self._token
-        )
-        server = ProxyServer(config, StoreCalls(self._store), self._host, self._port)
+        calls = StoreCalls(self._store, reads_seeds=reads_seeds)
+        server = ProxyServer(config, calls, self._host, self._port)
         await asyncio.to_thread(server.start)
-        self._server = server
+        self._server, self._calls = server, calls
+        return server
+
+    @asynccontextmanager
+    async def serving(
+        self,
+        backend: Backend,
+        policy: PolicyRef,
+        sampling_parameters: JsonDict,
+        deadline_seconds: float,
+    ) -> AsyncGenerator[ProxyLLM]:
+        """Serve one policy while the block runs, and nothing else.
+
+        Calls that other weights answer are refused. Calls are seeded by what the metadata of their
+        rollout in the store says (`agl_seed`). Where the proxy ran before, it runs again
+        afterwards.
+
+        Args:
+            backend: The model server.
+            policy: What it must serve.
+            sampling_parameters: For what agents leave open.
+            deadline_seconds: For one call, retries included.
+        """
+        was_running = self.is_running()
+        await self.stop()
+        config = ProxyConfig(
+            backends=(backend,),
+            policy=policy,
+            sampling_parameters=sampling_parameters,
+            deadline_seconds=deadline_seconds,
+            token=self._token,
+        )
+        server = await self._start(config, reads_seeds=True)
+        try:
+            yield server.as_resource(policy.version, sampling_parameters)
+        finally:
+            await self.stop()
+            if was_running:
+                await self.start()
+
+    async def flush(self, deadline_seconds: float = 30.0) -> None:
+        """Return once every call that has ended is in the store; at once where none is served.
+
+        Raises:
+            TransientError: The store did not take them before the deadline.
+        """
+        if self._calls is not None:
+            await self._calls.flush(deadline_seconds)
 
     async def stop(self) -> None:
         """Stop serving; what is recorded is sent to the store first, for up to 30 s."""
-        server, self._server = self._server, None
+        server, self._server, self._calls = self._server, None, None
         if server is not None:
             await asyncio.to_thread(server.stop, _STOP_SECONDS)
 

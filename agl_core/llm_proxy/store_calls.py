@@ -26,11 +26,14 @@ from agl_core.types.tracer import Span
 
 logger = logging.getLogger(__name__)
 
+SEED = "agl_seed"
+"""In a rollout's metadata."""
 _Key = tuple[str, str]
 """Rollout id, attempt id."""
 _MAX_ATTEMPTS = 100_000
 """Attempts whose calls are numbered on; the one that called longest ago begins anew."""
 _MAX_PAUSE_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
 _REFUSALS = (ValueError, TypeError, OverflowError)
 """Errors of a store that another try does not change."""
 
@@ -43,6 +46,8 @@ class StoreCalls:
         window_seconds: How long spans are gathered for one batch.
         batch_spans: Most spans in one batch.
         max_waiting: Spans that wait for the store; calls beyond are refused.
+        reads_seeds: Whether a rollout's calls are seeded by its metadata (`SEED`), which is read
+            at its first call.
     """
 
     def __init__(
@@ -52,15 +57,20 @@ class StoreCalls:
         window_seconds: float = 0.2,
         batch_spans: int = 512,
         max_waiting: int = 10_000,
+        reads_seeds: bool = False,
     ) -> None:
         self._store = store
         self._window_seconds = window_seconds
         self._batch_spans = batch_spans
         self._max_waiting = max_waiting
+        self._reads_seeds = reads_seeds
+        self._seeds: OrderedDict[str, int | str] = OrderedDict()
         self._lock = threading.Lock()
         self._num_calls: OrderedDict[_Key, int] = OrderedDict()
         self._refused: OrderedDict[_Key, str] = OrderedDict()
         self._waiting: list[ReadableSpan] = []
+        self._num_sent = 0
+        """Spans that wait no more, stored or refused."""
         self._sequence_ids: dict[int, int] = {}
         """Of spans that wait, by span id, once the store has numbered them."""
         self._otel = make_provider(_Keeper(self._lock, self._waiting)).get_tracer("agl_core")
@@ -89,6 +99,20 @@ class StoreCalls:
             },
         )
         return ModelCall(span, index)
+
+    async def rollout_seed(self, rollout_id: str) -> int | str:
+        """Return what the calls of a rollout are seeded by: its id, unless its metadata says it.
+
+        Raises:
+            TransientError: The store is away.
+        """
+        if not self._reads_seeds:
+            return rollout_id
+        if rollout_id not in self._seeds:
+            rollout = await self._store.get_rollout_by_id(rollout_id)
+            seed = (rollout.metadata or {}).get(SEED) if rollout is not None else None
+            _set_bounded(self._seeds, rollout_id, rollout_id if seed is None else seed)
+        return self._seeds[rollout_id]
 
     async def run(self) -> None:
         """Send what is recorded, until cancelled."""
@@ -123,12 +147,30 @@ class StoreCalls:
                 ) from reason
             await asyncio.sleep(self._window_seconds if self._waiting else 0.0)
 
+    async def flush(self, deadline_seconds: float) -> None:
+        """Return once all calls that have ended are in the store; from any event loop.
+
+        Raises:
+            TransientError: They were not before the deadline.
+        """
+        with self._lock:
+            wanted = self._num_sent + len(self._waiting)
+        end = time.monotonic() + deadline_seconds
+        while self._num_sent < wanted:
+            if time.monotonic() > end:
+                raise TransientError(
+                    f"{wanted - self._num_sent} recorded calls were not stored within "
+                    f"{deadline_seconds:g} s"
+                )
+            await asyncio.sleep(_LOOK_SECONDS)
+
     async def _send_waiting(self) -> None:
         """Send all that waits, batch by batch; a batch stays where it fails."""
         while batch := self._waiting[: self._batch_spans]:
             await self._send(batch)
             with self._lock:
                 del self._waiting[: len(batch)]
+                self._num_sent += len(batch)
             for span in batch:
                 self._sequence_ids.pop(_span_id(span), None)
 
@@ -175,7 +217,7 @@ class _Keeper(SpanProcessor):
             self._waiting.append(span)
 
 
-def _set_bounded(table: OrderedDict[_Key, Any], key: _Key, value: Any) -> None:
+def _set_bounded(table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
     table[key] = value
     table.move_to_end(key)
     if len(table) > _MAX_ATTEMPTS:

@@ -22,13 +22,13 @@ from agl_core.ledger.stages import StageRecord
 from agl_core.ledger.tables import BATCH_ROWS, BREAKS
 from agl_core.litagent.decorator import as_agent
 from agl_core.runner.shard import Shard, ShardRef
+from agl_core.stages.propose import TRAIN_SET
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.resources import LLM
 from tasks import context
 from tasks.adapt import adapt
 from tasks.collect import collect
 from tasks.context import IterationRef
-from tasks.propose import TRAIN_SET
 from tests.builders import POLICY, make_requests
 from tests.fakes import ScriptedModelServer, encode_chars
 

@@ -1,6 +1,6 @@
 import pytest
 
-from agl_core.algorithm import build_algorithm
+from agl_core.algorithm.build import build_algorithm
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError
 
