@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from agl_core.adapter.base import TraceAdapter
 from agl_core.algorithm.base import Algorithm
 from agl_core.algorithm.utils import with_llm_proxy, with_store
 from agl_core.algorithm.waiting import Patience, cancel_rollouts
@@ -225,9 +224,9 @@ class Baseline(FastAlgorithm):
         self, rollout: Rollout, spans: Sequence[Span], summary: BaselineSummary
     ) -> None:
         """Log what the adapter makes of the spans, if there is one."""
-        if self._adapter is None:
+        adapter = self.find_adapter()
+        if adapter is None:
             return
-        adapter: TraceAdapter[Any] = self.get_adapter()
         adapted = adapter.adapt(spans)
         if not isinstance(adapted, Sequence):
             logger.info("rollout=%s adapted to %s", rollout.rollout_id, type(adapted).__name__)
