@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,7 @@ def code(agent: str) -> dict[str, Any]:
     """Return the commit of the agent's working tree, the agent's source digest and this package's
     version; None where there is no repository.
     """
-    module = importlib.util.find_spec(agent.partition(":")[0])
-    origin = Path(module.origin) if module and module.origin else None
+    origin = _source(agent.partition(":")[0])
     folder = origin.parent if origin else Path.cwd()
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no", ":(top)*.py")
     return {
@@ -58,6 +58,17 @@ def code(agent: str) -> dict[str, Any]:
         "git_dirty": None if changes is None else bool(changes),
         "package_version": importlib.metadata.version("agl-prefect"),
     }
+
+
+def _source(module: str) -> Path | None:
+    """Return the file of a module; None for one without, as a notebook's."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+    else:
+        found = importlib.util.find_spec(module)
+        file = found.origin if found else None
+    return Path(file) if file else None
 
 
 def packages() -> dict[str, str]:

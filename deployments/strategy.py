@@ -30,6 +30,9 @@ from deployments.credentials import find_credentials
 from deployments.server import named_server
 
 _WEEK_SECONDS = 7 * 86400.0
+_LEDGER = ".agl/ledger"
+_GIVEN = frozenset({"agent", "algorithm", "min_group_size", "train_data", "val_data"})
+"""Of a run's settings, what the trainer and `fit` say."""
 
 
 class PrefectExecutionStrategy(ExecutionStrategy):
@@ -40,15 +43,14 @@ class PrefectExecutionStrategy(ExecutionStrategy):
     are published in the ledger.
 
     Args:
-        run_id: Name of the run; one that is there goes on where its ledger ends.
-        ledger: A local folder that this process and the workers share, or `s3://bucket/prefix`.
         agent: `package.module:name`; None finds the agent by its own module and name.
         model: Folder of the policy that Baseline scores.
         deployment: Of the flow `training-run`.
         startup_timeout_seconds: How long it may wait for a worker.
         timeout_seconds: How long the whole run may take.
-        settings: Further settings of a run, as in its file: `rollout`, `failures`, `serving`,
-            `seed` and so on.
+        settings: Of the run, as in its file: `run_id`, `ledger` (a local folder that this process
+            and the workers share, or `s3://bucket/prefix`), `rollout`, `serving`, `seed` and so on.
+            Those that an algorithm was given (`run={...}`) count too.
 
     Raises:
         ConfigError: A setting is of the trainer's, not of this strategy.
@@ -56,8 +58,6 @@ class PrefectExecutionStrategy(ExecutionStrategy):
 
     def __init__(
         self,
-        run_id: str,
-        ledger: str = ".agl/ledger",
         *,
         agent: str | None = None,
         model: str | None = None,
@@ -66,13 +66,13 @@ class PrefectExecutionStrategy(ExecutionStrategy):
         timeout_seconds: float = _WEEK_SECONDS,
         **settings: Any,
     ) -> None:
-        if named := sorted({"algorithm", "train_data", "val_data"} & settings.keys()):
+        if named := sorted(_GIVEN & settings.keys()):
             raise ConfigError(f"{', '.join(named)}: given to Trainer and fit, not to the strategy")
         self.deployment = deployment
         self._agent, self._model = agent, model
         self._startup_timeout_seconds = startup_timeout_seconds
         self._timeout_seconds = timeout_seconds
-        self._settings = {"run_id": run_id, "ledger": ledger, **settings}
+        self._settings = settings
 
     def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore
@@ -87,66 +87,76 @@ class PrefectExecutionStrategy(ExecutionStrategy):
         if not isinstance(algorithm, AlgorithmWork) or not isinstance(runner, RunnerWork):
             raise ConfigError("strategy prefect takes its work from a Trainer")
         _refuse_others(algorithm, runner, store)
-        config = self._config(algorithm, runner.agent)
+        learns = self._iterative(algorithm.algorithm)
+        config = self._config(learns, algorithm, runner.agent)
         if named_server() is None:
             raise ConfigError("strategy prefect: set PREFECT_API_URL to the server of the pipeline")
+        config = _with_data(config, algorithm)
         from flows.deployed_run import run_deployed
 
         run_to_end(
             lambda: run_deployed(
                 config,
                 self.deployment,
+                allow_changed=learns.allow_changed,
                 startup_timeout_seconds=self._startup_timeout_seconds,
                 timeout_seconds=self._timeout_seconds,
             )
         )
 
-    def _config(self, work: AlgorithmWork, agent: LitAgent[Any]) -> RunConfig:
-        """Return the run's configuration, its datasets published."""
+    def _config(
+        self, algorithm: IterativeAlgorithm[Any], work: AlgorithmWork, agent: LitAgent[Any]
+    ) -> RunConfig:
+        """Return the run's configuration but for its data."""
         if work.train_dataset is None:
             raise ConfigError("strategy prefect: give fit() a train_dataset")
         values = {
-            **self._settings,
+            **self._settings_with(algorithm),
             "agent": self._agent or find_path(agent),
-            "algorithm": self._algorithm_settings(work.algorithm),
-            "train_data": "train",
+            "algorithm": algorithm.settings.model_dump(),
+            "min_group_size": algorithm.min_group_size,
+            "train_data": "to be published",
         }
-        config = check_settings(RunConfig, values)
-        data = {
-            name: _publish(config, f"{config.run_id}-{kind}", dataset)
-            for name, kind, dataset in (
-                ("train_data", "train", work.train_dataset),
-                ("val_data", "val", work.val_dataset),
-            )
-            if dataset is not None
-        }
-        return config.model_copy(update=data)
+        return check_settings(RunConfig, values)
 
-    def _algorithm_settings(self, algorithm: Algorithm | None) -> dict[str, Any]:
-        from agl_core.algorithm.verl.algorithm import VERL  # hydra takes a moment
+    def _iterative(self, algorithm: Algorithm | None) -> IterativeAlgorithm[Any]:
+        """Return the algorithm that the pipeline is to run.
 
+        Raises:
+            ConfigError: It can run none such.
+        """
         if isinstance(algorithm, Baseline):
             if self._model is None:
                 raise ConfigError("strategy prefect: Baseline scores a policy; give its model=...")
-            return {"type": "baseline", "config": algorithm.settings(self._model)}
+            return algorithm.iterations(self._model)
         if self._model is not None:
             raise ConfigError("model is for Baseline; other algorithms name theirs themselves")
-        if isinstance(algorithm, VERL):
-            return {"type": "verl", "config": algorithm.settings()}
-        if isinstance(algorithm, IterativeAlgorithm):
-            cls = type(algorithm)
-            if cls.__module__ == "__main__" or "." in cls.__qualname__:
-                raise ConfigError(
-                    f"algorithm {cls.__qualname__} is not importable by a name: move it to the top "
-                    "of a module that the training run can import"
-                )
-            path = f"{cls.__module__}:{cls.__qualname__}"
-            return {"type": path, "config": algorithm.settings()}
-        name = "no algorithm" if algorithm is None else type(algorithm).__name__
-        raise ConfigError(
-            f"the pipeline runs VERL, Baseline or an IterativeAlgorithm, not {name}: an algorithm "
-            "with only run() needs strategy 'shm' or 'cs'"
-        )
+        cls = type(algorithm)
+        if not isinstance(algorithm, IterativeAlgorithm):
+            name = "no algorithm" if algorithm is None else cls.__name__
+            raise ConfigError(
+                f"the pipeline runs VERL, Baseline or an IterativeAlgorithm, not {name}: an "
+                "algorithm with only run() needs strategy 'shm' or 'cs'"
+            )
+        if cls.__module__ == "__main__" or "." in cls.__qualname__:
+            raise ConfigError(
+                f"algorithm {cls.__qualname__} is not importable by a name: move it to the top of "
+                "a module that the training run can import"
+            )
+        return algorithm
+
+    def _settings_with(self, algorithm: IterativeAlgorithm[Any]) -> dict[str, Any]:
+        """Return the run's settings: the strategy's, and those that the algorithm was given."""
+        given = algorithm.run_settings
+        if isinstance(given, RunConfig):
+            given = given.model_dump(exclude_unset=True)
+            given = {name: value for name, value in given.items() if name not in _GIVEN}
+        if both := sorted(given.keys() & self._settings.keys()):
+            raise ConfigError(f"{', '.join(both)}: given to the algorithm and to the strategy")
+        settings = {"ledger": _LEDGER, **given, **self._settings}
+        if "run_id" not in settings:
+            raise ConfigError("strategy prefect: give the run a run_id, here or in run={...}")
+        return settings
 
 
 def find_path(agent: LitAgent[Any]) -> str:
@@ -194,15 +204,30 @@ def _refuse_others(algorithm: AlgorithmWork, runner: RunnerWork, store: Lightnin
         )
 
 
-def _publish(config: RunConfig, name: str, dataset: Dataset[Any]) -> str:
-    """Keep a dataset in the run's ledger and return its URI there."""
-    access = S3Access(config.s3, find_credentials(config.s3))
+def _with_data(config: RunConfig, work: AlgorithmWork) -> RunConfig:
+    """Return the configuration with its datasets, published in its ledger."""
+    storage = open_storage(config.ledger, S3Access(config.s3, find_credentials(config.s3)))
+    found = {"train": work.train_dataset, "val": work.val_dataset}
+    rows = {kind: _rows(kind, data) for kind, data in found.items() if data is not None}
+    data = {
+        f"{kind}_data": publish_rows(storage, f"{config.run_id}-{kind}", texts)
+        for kind, texts in rows.items()
+    }
+    return config.model_copy(update=data)
+
+
+def _rows(kind: str, dataset: Dataset[Any]) -> list[str]:
+    """Return a dataset's rows as JSON.
+
+    Raises:
+        ConfigError: It has none, or one that is not JSON.
+    """
     rows: list[str] = []
     for number in range(len(dataset)):
         try:
             rows.append(json.dumps(dataset[number], sort_keys=True))
         except TypeError as error:
-            raise ConfigError(f"{name}, row {number} is not JSON: {error}") from error
+            raise ConfigError(f"{kind}_dataset, row {number} is not JSON: {error}") from error
     if not rows:
-        raise ConfigError(f"{name} has no rows")
-    return publish_rows(open_storage(config.ledger, access), name, rows)
+        raise ConfigError(f"{kind}_dataset has no rows")
+    return rows

@@ -26,6 +26,7 @@ async def run_deployed(
     config: RunConfig,
     deployment: str,
     *,
+    allow_changed: bool,
     startup_timeout_seconds: float,
     timeout_seconds: float,
 ) -> None:
@@ -34,6 +35,7 @@ async def run_deployed(
     Args:
         config: What to train.
         deployment: `training-run/NAME`.
+        allow_changed: Go on with a run that exists with another identity.
         startup_timeout_seconds: How long it may wait for a worker.
         timeout_seconds: How long the whole may take.
 
@@ -46,7 +48,10 @@ async def run_deployed(
         run = await patiently(
             lambda: arun_deployment(
                 deployment,
-                parameters={"config": config.model_dump(mode="json")},
+                parameters={
+                    "config": config.model_dump(mode="json"),
+                    "allow_changed": allow_changed,
+                },
                 timeout=0,
                 as_subflow=False,
                 tags=[config.run_id],

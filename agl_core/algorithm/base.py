@@ -53,6 +53,14 @@ class Algorithm:
         """
         return _alive(self._adapter, "adapter")
 
+    def find_adapter(self) -> TraceAdapter[Any] | None:
+        """Return the adapter, or None where none is set.
+
+        Raises:
+            ValueError: It is gone.
+        """
+        return None if self._adapter is None else self.get_adapter()
+
     def set_llm_proxy(self, llm_proxy: "LLMProxy | None") -> None:
         """Say which proxy agents call through; None for none."""
         self._llm_proxy = None if llm_proxy is None else weakref.ref(llm_proxy)

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
+from agl_core.config import AlgorithmSettings
 from agl_core.errors import ConfigError
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.training import Artifacts, Dataset, PolicyRef, Proposal, RolloutRequest
@@ -38,7 +39,7 @@ class BaselineIterations(IterativeAlgorithm[BaselineState]):
         batch_size: Train rows of one iteration; None takes all of them.
         n: Rollouts of each row.
         temperature: For sampling.
-        max_tokens: Of one response.
+        max_tokens: Of one response; None leaves it to the model server.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -53,12 +54,10 @@ class BaselineIterations(IterativeAlgorithm[BaselineState]):
         batch_size: int | None = None,
         n: int = 1,
         temperature: float = 1.0,
-        max_tokens: int = 512,
+        max_tokens: int | None = None,
     ) -> None:
-        counts = {"n_epochs": n_epochs, "n": n, "max_tokens": max_tokens}
-        if batch_size is not None:
-            counts["batch_size"] = batch_size
-        if wrong := [f"{name}={value}" for name, value in counts.items() if value < 1]:
+        counts = {"n_epochs": n_epochs, "batch_size": batch_size, "n": n, "max_tokens": max_tokens}
+        if wrong := [f"{k}={v}" for k, v in counts.items() if v is not None and v < 1]:
             raise ConfigError(f"{', '.join(wrong)}: at least 1")
         if temperature < 0:
             raise ConfigError(f"temperature={temperature}: at least 0")
@@ -86,8 +85,13 @@ class BaselineIterations(IterativeAlgorithm[BaselineState]):
             temperature=self._temperature,
         )
 
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments."""
+    @property
+    def settings(self) -> AlgorithmSettings:
+        """`baseline` with the arguments."""
+        return AlgorithmSettings(type="baseline", config=self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
         return {
             "model": self._model,
             "n_epochs": self._n_epochs,
@@ -160,9 +164,12 @@ class BaselineIterations(IterativeAlgorithm[BaselineState]):
         return -(-state.train_size // (self._batch_size or state.train_size))
 
     def _proposal(self, state: BaselineState, rows: range, n: int) -> Proposal:
+        sampling: dict[str, Any] = {"temperature": self._temperature}
+        if self._max_tokens is not None:
+            sampling["max_tokens"] = self._max_tokens
         return Proposal(
             policy=state.policy,
-            sampling_parameters={"temperature": self._temperature, "max_tokens": self._max_tokens},
+            sampling_parameters=sampling,
             requests=tuple(
                 RolloutRequest(dataset="train", row=row, group=group, sample=sample, mode="train")
                 for group, row in enumerate(rows)

@@ -43,12 +43,21 @@ def _build_verl(config: RunConfig) -> IterativeAlgorithm[Any]:
             "set only the run's"
         )
     algorithm = VERL(overrides, config.min_group_size)
+    refuse_server_settings(algorithm)
+    return algorithm
+
+
+def refuse_server_settings(algorithm: IterativeAlgorithm[Any]) -> None:
+    """Return if none of the user's settings is for the launch of a vLLM.
+
+    Raises:
+        ConfigError: Some are; the message names them.
+    """
     if algorithm.server_settings:
         raise ConfigError(
             f"{', '.join(algorithm.server_settings)}: settings of vLLM, but the policy is served "
             "by the embedded engine; leave them out"
         )
-    return algorithm
 
 
 def _load(path: str) -> type[IterativeAlgorithm[Any]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from agl_core.adapter.base import TraceAdapter
 from agl_core.algorithm.base import Algorithm
 from agl_core.algorithm.utils import with_llm_proxy, with_store
 from agl_core.algorithm.waiting import Patience, cancel_rollouts
@@ -28,6 +27,7 @@ from agl_core.types.core import (
 from agl_core.types.tracer import Span
 
 if TYPE_CHECKING:  # only named; it loads a web server
+    from agl_core.algorithm.baseline import BaselineIterations
     from agl_core.llm_proxy.proxy import LLMProxy
 
 logger = logging.getLogger(__name__)
@@ -123,9 +123,11 @@ class Baseline(FastAlgorithm):
         self.summary: dict[str, BaselineSummary] = {}
         """By mode, `train` and `val`, of the last `run`."""
 
-    def settings(self, model: str) -> dict[str, Any]:
-        """Return the arguments of `BaselineIterations` that do the same with a policy's folder."""
-        return {"model": model, "n_epochs": self._n_epochs}
+    def iterations(self, model: str) -> "BaselineIterations":
+        """Return what does the same in the pipeline, which serves the policy in a folder."""
+        from agl_core.algorithm.baseline import BaselineIterations
+
+        return BaselineIterations(model, n_epochs=self._n_epochs)
 
     async def run(
         self,
@@ -229,9 +231,9 @@ class Baseline(FastAlgorithm):
         self, rollout: Rollout, spans: Sequence[Span], summary: BaselineSummary
     ) -> None:
         """Log what the adapter makes of the spans, if there is one."""
-        if self._adapter is None:
+        adapter = self.find_adapter()
+        if adapter is None:
             return
-        adapter: TraceAdapter[Any] = self.get_adapter()
         adapted = adapter.adapt(spans)
         if not isinstance(adapted, Sequence):
             logger.info("rollout=%s adapted to %s", rollout.rollout_id, type(adapted).__name__)

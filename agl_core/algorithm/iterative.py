@@ -16,15 +16,21 @@ alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 from pydantic import BaseModel
 
+from agl_core.algorithm.base import Algorithm
+from agl_core.config import AlgorithmSettings, RunConfig
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.training import Artifacts, Dataset, PolicyRef, Proposal
+
+if TYPE_CHECKING:  # loads the proxy and model servers
+    from agl_core.algorithm.store_driver import RunResult
 
 StateT = TypeVar("StateT", bound=BaseModel)
 
@@ -40,11 +46,53 @@ class Experience:
     artifacts: Artifacts
 
 
-class IterativeAlgorithm(ABC, Generic[StateT]):
+class IterativeAlgorithm(Algorithm, ABC, Generic[StateT]):
     """Learns in iterations; see the module's description for the order of calls."""
 
     state_type: type[StateT]
     """The pydantic model of the state, to read it back from the ledger."""
+    server_settings: Collection[str] = ()
+    """Keys of the user's settings that are for the launch of vLLM."""
+    min_group_size: int | None = None
+    """As the user set it."""
+    run_settings: Mapping[str, Any] | RunConfig = MappingProxyType({})
+    """Settings of the run that `run` makes or continues."""
+    allow_changed: bool = False
+    """Whether `run` goes on with a run whose configuration or data changed; manifests will say
+    so."""
+    result: "RunResult | None" = None
+    """Of the last `run`."""
+
+    async def run(
+        self,
+        train_dataset: Dataset | None = None,
+        val_dataset: Dataset | None = None,
+    ) -> "RunResult":
+        """Train over the algorithm's store, whose runners run the rollouts; see
+        `agl_core.algorithm.store_driver.drive`.
+
+        Args:
+            train_dataset: Inputs to learn from.
+            val_dataset: Inputs to score with.
+        """
+        from agl_core.algorithm.store_driver import drive  # loads the proxy and model servers
+
+        self.result = await drive(self, train_dataset, val_dataset)
+        return self.result
+
+    @property
+    def settings(self) -> AlgorithmSettings:
+        """The algorithm as a run's configuration names it: by its class and `arguments`."""
+        cls = type(self)
+        return AlgorithmSettings(
+            type=f"{cls.__module__}:{cls.__qualname__}", config=self.arguments()
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what makes an equal object, as JSON; to be overridden by a class that takes
+        arguments.
+        """
+        return {}
 
     @property
     @abstractmethod
@@ -103,12 +151,6 @@ class IterativeAlgorithm(ABC, Generic[StateT]):
     @abstractmethod
     def num_iterations(self, state: StateT) -> int:
         """Return the iterations of the whole run, for progress displays."""
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments that make an equal object, as JSON: what a run's configuration says
-        of it. To be overridden by a class that takes arguments.
-        """
-        return {}
 
     def warm_up(self) -> None:
         """Load what takes long to load; calling it is optional, and useful while something else

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 import pyarrow as pa
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import SpanContext, Status, StatusCode
 
 from agl_core import semconv
 from agl_core.ledger.tables import SPANS
@@ -168,6 +169,42 @@ def _fits(column: str, value: Any) -> bool:
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         return False
     return True
+
+
+def as_recorded(span: Span, rollout_id: str) -> ReadableSpan:
+    """Return a store's span as the tracer recorded it, for `spans_to_table`.
+
+    Args:
+        span: Of an attempt.
+        rollout_id: What the ledger calls its rollout.
+    """
+    trace_id = int(span.trace_id, 16)
+    ids = {
+        semconv.ROLLOUT_ID: rollout_id,
+        semconv.ATTEMPT_ID: span.attempt_id,
+        semconv.SEQUENCE_ID: span.sequence_id,
+    }
+    return ReadableSpan(
+        name=span.name,
+        context=_context(trace_id, span.span_id),
+        parent=_context(trace_id, span.parent_id) if span.parent_id else None,
+        attributes={**span.attributes, **ids},
+        events=[
+            Event(event.name, event.attributes, int((event.timestamp or 0.0) * 1e9))
+            for event in span.events
+        ],
+        status=Status(
+            StatusCode[span.status.status_code],
+            # OpenTelemetry has a description for errors alone.
+            span.status.description if span.status.status_code == "ERROR" else None,
+        ),
+        start_time=int((span.start_time or 0.0) * 1e9),
+        end_time=int((span.end_time or 0.0) * 1e9),
+    )
+
+
+def _context(trace_id: int, span_id: str) -> SpanContext:
+    return SpanContext(trace_id, int(span_id, 16), is_remote=False)
 
 
 def _event(event: Any) -> dict[str, Any]:

@@ -5,13 +5,16 @@ call with token ids, and a reward.
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_core import semconv
+from agl_core.ledger.spans import numeric_annotations
 from agl_core.runner.rollout import AttemptResult, Ending
 from agl_core.types.outcome import AttemptOutcome, FailureKind
 
@@ -27,6 +30,18 @@ class JudgedAttempt:
     """In the order in which they ended; the root span is the last one."""
 
 
+@dataclass(frozen=True, slots=True)
+class TriedRollout:
+    """Names one attempt."""
+
+    index: int
+    """Position of the rollout among the requests of its set."""
+    rollout_id: str
+    attempt_id: str
+    attempt: int
+    """1-based number of the attempt."""
+
+
 def make_attempt_id(rollout_id: str, attempt: int, claim: int = 1) -> str:
     """Return the id of the attempt with this 1-based number, the same on every machine."""
     digest = hashlib.sha256(f"{rollout_id}/{claim}/{attempt}".encode()).hexdigest()
@@ -40,28 +55,50 @@ def judge_attempt(result: AttemptResult, index: int) -> JudgedAttempt:
         result: What the attempt left.
         index: Position of the rollout among the requests of its set.
     """
-    spans = result.spans
-    ending = _judge(result, spans)
-    rollout_id, attempt = result.rollout.rollout_id, result.rollout.attempt
-    if ending.kind is not result.ending.kind:
+    ending, attempt = result.ending, result.rollout.attempt
+    if ending.kind is FailureKind.SUCCEEDED and result.returned_spans:
+        message = "the agent returned spans; the pipeline takes those that its tracer recorded"
+        ending = replace(ending, kind=FailureKind.AGENT_ERROR, reward=None, message=message)
+    tried = TriedRollout(index, result.rollout.rollout_id, attempt.attempt_id, attempt.sequence_id)
+    return judge_ending(tried, ending, result.spans, result.started, result.duration_seconds)
+
+
+def judge_ending(
+    tried: TriedRollout,
+    ending: Ending,
+    spans: list[ReadableSpan],
+    started: float,
+    duration_seconds: float,
+) -> JudgedAttempt:
+    """Return the outcome of an attempt that ended so, and its spans.
+
+    Args:
+        tried: Which attempt it is.
+        ending: How its agent ended.
+        spans: All of it.
+        started: UTC epoch seconds.
+        duration_seconds: How long it took.
+    """
+    judged = _judge(ending, spans)
+    if judged.kind is not ending.kind:
         logger.warning(
             "attempt counts as %s: rollout=%s attempt=%s: %s",
-            ending.kind,
-            rollout_id,
-            attempt.attempt_id,
-            ending.message,
+            judged.kind,
+            tried.rollout_id,
+            tried.attempt_id,
+            judged.message,
         )
     outcome = AttemptOutcome(
-        index=index,
-        rollout_id=rollout_id,
-        attempt_id=attempt.attempt_id,
-        attempt=attempt.sequence_id,
-        kind=ending.kind,
-        reward=ending.reward,
-        message=ending.message,
-        traceback=ending.traceback,
-        started=result.started,
-        duration_seconds=result.duration_seconds,
+        index=tried.index,
+        rollout_id=tried.rollout_id,
+        attempt_id=tried.attempt_id,
+        attempt=tried.attempt,
+        kind=judged.kind,
+        reward=judged.reward,
+        message=judged.message,
+        traceback=judged.traceback,
+        started=started,
+        duration_seconds=duration_seconds,
         num_calls=len(_model_calls(spans)),
         prompt_tokens=_sum_attribute(spans, semconv.INPUT_TOKENS),
         completion_tokens=_sum_attribute(spans, semconv.OUTPUT_TOKENS),
@@ -69,14 +106,21 @@ def judge_attempt(result: AttemptResult, index: int) -> JudgedAttempt:
     return JudgedAttempt(outcome, spans)
 
 
-def _judge(result: AttemptResult, spans: Sequence[ReadableSpan]) -> Ending:
+def outcome_row(attempt: JudgedAttempt, *, final: bool) -> dict[str, Any]:
+    """Return an attempt as a row of the ledger (schema `OUTCOMES`).
+
+    Args:
+        attempt: What it left.
+        final: Whether it decides its rollout.
+    """
+    notes = json.dumps(numeric_annotations(attempt.spans), sort_keys=True)
+    return attempt.outcome.model_dump(mode="json") | {"annotations": notes, "final": final}
+
+
+def _judge(ending: Ending, spans: Sequence[ReadableSpan]) -> Ending:
     """Demand of an agent that returned: a model call with token ids, and a reward."""
-    ending = result.ending
     if ending.kind is not FailureKind.SUCCEEDED:
         return ending
-    if result.returned_spans:
-        message = "the agent returned spans; the pipeline takes those that its tracer recorded"
-        return replace(ending, kind=FailureKind.AGENT_ERROR, reward=None, message=message)
     if reason := _trace_gap(spans):
         return replace(ending, kind=FailureKind.NO_TRACE, reward=None, message=reason)
     if ending.reward is None:

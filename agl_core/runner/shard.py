@@ -22,7 +22,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import pyarrow as pa
-from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel, ConfigDict
 
 from agl_core import env_var, progress
@@ -32,7 +31,7 @@ from agl_core.failures import FailureSettings, FailureTally
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
-from agl_core.ledger.spans import numeric_annotations, spans_to_table
+from agl_core.ledger.spans import spans_to_table
 from agl_core.ledger.tables import OUTCOMES
 from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
@@ -41,7 +40,7 @@ from agl_core.llm_proxy.server import ProxyServer
 from agl_core.runner.agent_pool import AgentPool
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.failed import MAX_SHOWN, FailedRollout, describe_failed
-from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id
+from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id, outcome_row
 from agl_core.runner.rollout import AttemptCancelled, AttemptResult, run_attempt
 from agl_core.tracer.otel import OtelTracer
 from agl_core.types.core import Attempt, AttemptedRollout
@@ -352,11 +351,7 @@ class Shard:
             (index, attempt.spans) for index, attempts in results.items() for attempt in attempts
         )
         outcomes = [
-            _outcome_row(
-                attempt.outcome,
-                attempt.spans,
-                final=index in self._finished and attempt is attempts[-1],
-            )
+            outcome_row(attempt, final=index in self._finished and attempt is attempts[-1])
             for index, attempts in results.items()
             for attempt in attempts
         ]
@@ -366,13 +361,6 @@ class Shard:
             spans,
             pa.Table.from_pylist(outcomes, schema=OUTCOMES),
         )
-
-
-def _outcome_row(
-    outcome: AttemptOutcome, spans: list[ReadableSpan], *, final: bool
-) -> dict[str, Any]:
-    notes = json.dumps(numeric_annotations(spans), sort_keys=True)
-    return outcome.model_dump(mode="json") | {"annotations": notes, "final": final}
 
 
 _current: ContextVar[Shard | None] = ContextVar("agl_current_shard", default=None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from agl_core import VERL, Baseline, DummyTracer, LitAgent, Trainer, algo
+from agl_core import VERL, Baseline, DummyTracer, LitAgent, Trainer, algo, rollout
 from agl_core.errors import ConfigError, ExecutionError
 from agl_core.ledger.run import open_run
 from agl_core.ledger.verify import verify_run
@@ -25,6 +25,7 @@ from tests.flows.test_algorithms import OddRows
 
 POLICY = str(CALCULATOR / "policy")
 POOL = "trainers"
+AGENT = rollout(calculator)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def rows(name: str, count: int) -> list[Any]:
 
 def trainer_of(algorithm: Any, ledger: Path, engine_url: str, run_id: str, **rest: Any) -> Trainer:
     strategy = PrefectExecutionStrategy(
-        run_id,
-        str(ledger),
+        run_id=run_id,
+        ledger=str(ledger),
         serving={"url": engine_url},
         preflight={"canary": False},
         timeout_seconds=300.0,
@@ -87,7 +88,7 @@ def test_an_agent_is_trained_by_the_deployed_pipeline(
     trained: int,
 ):
     trainer = trainer_of(algorithm(), tmp_path, engine.url, run_id, model=model)
-    trainer.fit(calculator, rows("train", 20), val_dataset=rows("val", 8))
+    trainer.fit(AGENT, rows("train", 20), val_dataset=rows("val", 8))
     ledger = open_run(str(tmp_path), run_id)
     assert ledger.manifest(0).coverage.trained == trained
     assert ledger.record().datasets["train"].file.rows == 20
@@ -100,7 +101,7 @@ def test_an_agent_is_trained_by_the_deployed_pipeline(
 def test_a_run_that_fails_says_why(tmp_path: Path):
     trainer = trainer_of(small_verl(), tmp_path, "http://127.0.0.1:9", "fails")
     with pytest.raises(ExecutionError, match=r"run fails ended as Failed: .*127\.0\.0\.1:9"):
-        trainer.fit(calculator, rows("train", 20))
+        trainer.fit(AGENT, rows("train", 20))
 
 
 def test_a_run_that_nobody_starts_is_given_up_and_cancelled(
@@ -113,7 +114,7 @@ def test_a_run_that_nobody_starts_is_given_up_and_cancelled(
         small_verl(), tmp_path, engine.url, "unstarted", startup_timeout_seconds=1.0
     )
     with pytest.raises(ExecutionError, match=r"not started within 1 s: .*no worker polls it"):
-        trainer.fit(calculator, rows("train", 20))
+        trainer.fit(AGENT, rows("train", 20))
     (run,) = api.post("/flow_runs/filter", flow_runs={"tags": {"all_": ["unstarted"]}})
     assert run["state_type"] in ("CANCELLED", "CANCELLING")
 
@@ -129,7 +130,7 @@ class Clever(LitAgent[Any]):
 
 
 def test_an_agent_is_found_by_the_name_that_it_has_in_its_module():
-    assert find_path(calculator) == "examples.calculator.agent:calculator"
+    assert find_path(AGENT) == "examples.calculator.agent:calculator"
     with pytest.raises(ConfigError, match="agent Clever cannot be imported by name"):
         find_path(Clever())
 
@@ -147,21 +148,21 @@ def test_an_agent_is_found_by_the_name_that_it_has_in_its_module():
 def test_what_the_pipeline_cannot_do_is_refused(
     tmp_path: Path, parts: dict[str, Any], message: str
 ):
-    strategy = PrefectExecutionStrategy("refused", str(tmp_path))
+    strategy = PrefectExecutionStrategy(run_id="refused", ledger=str(tmp_path))
     trainer = Trainer(**{"algorithm": small_verl(), "strategy": strategy, **parts})
     with pytest.raises(ConfigError, match=message):
-        trainer.fit(calculator, rows("train", 20))
+        trainer.fit(AGENT, rows("train", 20))
     assert not list(tmp_path.iterdir())
 
 
 def test_settings_of_the_trainer_are_not_given_to_the_strategy():
     with pytest.raises(ConfigError, match="train_data: given to Trainer and fit"):
-        PrefectExecutionStrategy("r", train_data="x.jsonl")
+        PrefectExecutionStrategy(train_data="x.jsonl")
 
 
 def test_a_strategy_has_no_runners_of_its_own():
     with pytest.raises(ConfigError, match="n_runners is 2"):
-        Trainer(strategy=PrefectExecutionStrategy("r"), n_runners=2)
+        Trainer(strategy=PrefectExecutionStrategy(), n_runners=2)
 
 
 def test_a_deployment_that_is_not_there_is_named(api: Api, engine: ModelServer, tmp_path: Path):
@@ -169,4 +170,4 @@ def test_a_deployment_that_is_not_there_is_named(api: Api, engine: ModelServer, 
         small_verl(), tmp_path, engine.url, "nowhere", deployment="training-run/nowhere"
     )
     with pytest.raises(ConfigError, match="no deployment training-run/nowhere: `agl deploy`"):
-        trainer.fit(calculator, rows("train", 20))
+        trainer.fit(AGENT, rows("train", 20))

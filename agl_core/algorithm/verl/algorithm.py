@@ -8,7 +8,7 @@ asked to go on from: after a crash, a failed update or a replay.
 
 import asyncio
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,13 @@ from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
+from agl_core.algorithm.run_settings import check_run_settings
 from agl_core.algorithm.verl.config import compose, server_settings, total_steps, uses_reference
 from agl_core.algorithm.verl.estimators import OUTCOME
 from agl_core.algorithm.verl.order import rows_of_step
 from agl_core.algorithm.verl.overrides import Overrides, normalise
 from agl_core.algorithm.verl.settings import batch_settings
+from agl_core.config import AlgorithmSettings, RunConfig
 from agl_core.errors import ConfigError
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.training import (
@@ -74,6 +76,15 @@ class VERL(IterativeAlgorithm[VERLState]):
             file, or `key=value` texts.
         min_group_size: Groups with fewer rollouts are dropped. None takes the fewest that the
             estimator can compare.
+        run: Settings of a run that `run` makes in a ledger, or continues: those of a `run.yaml`
+            (`RunConfig`) without agent, data and algorithm, such as `run_id`, `ledger` (default
+            `.agl/ledger`), `serving`, `rollout.timeout_seconds`, `failures` and `seed`. Without
+            `run_id` each `run` is a new one. What only the pipeline honours is refused. A
+            `RunConfig` is taken as it is.
+        allow_changed: Whether `run` goes on with a run whose configuration or data changed.
+
+    Example:
+        `VERL({"data": {"train_batch_size": 16}}, run={"run_id": "mine"})`
 
     Raises:
         ConfigError: A key is unknown, a setting is not supported, or the estimator compares more
@@ -82,7 +93,19 @@ class VERL(IterativeAlgorithm[VERLState]):
 
     state_type = VERLState
 
-    def __init__(self, config: Overrides, min_group_size: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Overrides,
+        min_group_size: int | None = None,
+        *,
+        run: Mapping[str, Any] | RunConfig | None = None,
+        allow_changed: bool = False,
+    ) -> None:
+        if run is not None:
+            check_run_settings(run)
+            self.run_settings = run
+        self.allow_changed = allow_changed
+        self.min_group_size = min_group_size
         self.overrides = normalise(config)
         """The user's settings, flat."""
         self.config = compose(self.overrides)
@@ -117,13 +140,14 @@ class VERL(IterativeAlgorithm[VERLState]):
         return str(path)
 
     @property
+    def settings(self) -> AlgorithmSettings:
+        """What the user set, for the run's record."""
+        return AlgorithmSettings(type="verl", config=self.overrides)
+
+    @property
     def batch_settings(self) -> BatchSettings:
         """What `agentlightning` and VERL's length limits and temperature say."""
         return self._batch_settings
-
-    def settings(self) -> dict[str, Any]:
-        """Return the user's settings, flat."""
-        return self.overrides
 
     def num_iterations(self, state: VERLState) -> int:
         """Return the updates of the whole run."""

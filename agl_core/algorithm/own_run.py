@@ -1,0 +1,104 @@
+"""The run that an algorithm drives itself: its configuration and its datasets, as a ledger has
+them.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agl_core.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
+from agl_core.algorithm.build import refuse_server_settings
+from agl_core.algorithm.run_settings import IN_MEMORY, LEDGER, UNKNOWN_AGENT
+from agl_core.config import RunConfig, check_settings
+from agl_core.errors import ConfigError, StoreError
+from agl_core.preflight import prepare_own_run
+from agl_core.prepared import PreparedRun
+from agl_core.store.json_text import encode
+from agl_core.types.core import Dataset
+
+if TYPE_CHECKING:  # it drives itself by what is here
+    from agl_core.algorithm.iterative import IterativeAlgorithm
+
+
+def prepare(
+    algorithm: "IterativeAlgorithm[Any]",
+    train_dataset: Dataset[Any] | None,
+    val_dataset: Dataset[Any] | None,
+) -> PreparedRun:
+    """Return the algorithm's run with its identity in the ledger, as it was or new.
+
+    Raises:
+        ConfigError: There is nothing to train on, a setting or a row cannot be used, or the run
+            exists with another identity.
+    """
+    if train_dataset is None or not len(train_dataset):
+        raise ConfigError(f"{type(algorithm).__name__} needs a train_dataset with rows")
+    inputs: dict[str, Sequence[str]] = {"train": _rows("train_dataset", train_dataset)}
+    if val_dataset is not None and len(val_dataset):
+        inputs["val"] = _rows("val_dataset", val_dataset)
+    refuse_server_settings(algorithm)
+    _check_adapter(algorithm)
+    config = _config(algorithm, has_val="val" in inputs)
+    return prepare_own_run(config, algorithm, inputs, allow_changed=algorithm.allow_changed)
+
+
+def _config(algorithm: "IterativeAlgorithm[Any]", *, has_val: bool) -> RunConfig:
+    """Return the configuration of the run, for its record."""
+    settings = algorithm.run_settings
+    if isinstance(settings, RunConfig):
+        return settings
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    name = type(algorithm).__name__.lower()
+    values: dict[str, Any] = {
+        "run_id": f"{name}-{stamp}-{uuid.uuid4().hex[:4]}",
+        "ledger": LEDGER,
+        "agent": agent_name(algorithm),
+        "train_data": IN_MEMORY,
+        "val_data": IN_MEMORY if has_val else None,
+        "algorithm": algorithm.settings.model_dump(),
+        "min_group_size": algorithm.min_group_size,
+        **{name: value for name, value in settings.items() if value is not None},
+    }
+    return check_settings(RunConfig, values)
+
+
+def agent_name(algorithm: "IterativeAlgorithm[Any]") -> str:
+    """Return `module:name` of the trainer's agent, for the record; without a trainer, that the
+    runners know.
+    """
+    try:
+        agent = algorithm.get_trainer().agent
+    except (ValueError, AttributeError):
+        return UNKNOWN_AGENT
+    return f"{agent.__module__}:{getattr(agent, '__qualname__', type(agent).__qualname__)}"
+
+
+def _check_adapter(algorithm: "IterativeAlgorithm[Any]") -> None:
+    """Return if the adapter that is set asks for what the rows are made from anyway: every call
+    that the proxy recorded.
+    """
+    adapter = algorithm.find_adapter()
+    if adapter is None or isinstance(adapter, LlmProxyTraceToTriplet):
+        return
+    default = TracerTraceToTriplet()
+    if type(adapter) is TracerTraceToTriplet and vars(adapter) == vars(default):
+        return
+    raise ConfigError(
+        f"{type(algorithm).__name__} learns from all calls that its proxy recorded, so "
+        f"{type(adapter).__name__} with settings of its own would be ignored: leave the adapter "
+        "out, or give LlmProxyTraceToTriplet()"
+    )
+
+
+def _rows(name: str, dataset: Dataset[Any]) -> list[str]:
+    """Return a dataset's rows as JSON, as those of a file are kept."""
+    rows: list[str] = []
+    for number in range(len(dataset)):
+        try:
+            row = json.loads(encode(dataset[number], f"row {number} of {name}"))
+            rows.append(json.dumps(row, sort_keys=True))
+        except StoreError as error:
+            raise ConfigError(str(error)) from error
+    return rows
