@@ -32,6 +32,12 @@ from .env_var import LightningEnvVar as LightningEnvVar
 from .env_var import resolve_bool_env_var as resolve_bool_env_var
 from .env_var import resolve_int_env_var as resolve_int_env_var
 from .env_var import resolve_str_env_var as resolve_str_env_var
+from .execution.base import ExecutionStrategy as ExecutionStrategy
+from .execution.client_server import ClientServerExecutionStrategy as ClientServerExecutionStrategy
+from .execution.events import ExecutionEvent as ExecutionEvent
+from .execution.events import MultiprocessingEvent as MultiprocessingEvent
+from .execution.events import ThreadingEvent as ThreadingEvent
+from .execution.shared_memory import SharedMemoryExecutionStrategy as SharedMemoryExecutionStrategy
 from .litagent.decorator import llm_rollout as llm_rollout
 from .litagent.decorator import prompt_rollout as prompt_rollout
 from .litagent.decorator import rollout as rollout
@@ -60,6 +66,8 @@ from .tracer.current import get_active_tracer as get_active_tracer
 from .tracer.current import set_active_tracer as set_active_tracer
 from .tracer.dummy import DummyTracer as DummyTracer
 from .tracer.otel import OtelTracer as OtelTracer
+from .trainer.init_utils import build_component as build_component
+from .trainer.trainer import Trainer as Trainer
 from .types.core import Attempt as Attempt
 from .types.core import AttemptedRollout as AttemptedRollout
 from .types.core import AttemptStatus as AttemptStatus

@@ -11,6 +11,7 @@
     +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
     +-- TransientError   (ConnectionError)    another try may work
     +-- TrainerError     (RuntimeError)       the update step
+    +-- ExecutionError   (RuntimeError)       threads or processes of a trainer that failed
     +-- RunCancelled     (RuntimeError)       someone ended the run or a part of it
     +-- IterationStopped (RuntimeError)       too many rollouts failed, by the run's own limits
     +-- RolloutFailed    (RuntimeError)       one attempt that did not succeed
@@ -70,6 +71,10 @@ class UpstreamError(AglError, ConnectionError):
 
 class TrainerError(AglError, RuntimeError):
     """The update step failed."""
+
+
+class ExecutionError(AglError, RuntimeError):
+    """A runner, or the process of an algorithm, ended before its work was done."""
 
 
 class IterationStopped(AglError, RuntimeError):  # noqa: N818 - the run's limits are kept

@@ -18,7 +18,8 @@ NAMES = {
     "is_reward_span get_reward_value get_rewards_from_span get_message_value get_object_value "
     "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var "
     "configure_logger setup_logging setup_module_logging LLMProxy Algorithm Baseline FastAlgorithm "
-    "VERL algo",
+    "VERL algo Trainer build_component ExecutionStrategy SharedMemoryExecutionStrategy "
+    "ClientServerExecutionStrategy ExecutionEvent ThreadingEvent MultiprocessingEvent",
     "adapter": "Adapter TraceAdapter TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages",
     "adapter.base": "Adapter OtelTraceAdapter TraceAdapter",
     "adapter.messages": "OpenAIMessages TraceToMessages",
@@ -39,6 +40,12 @@ NAMES = {
     "emitter.reward": "reward emit_reward get_reward_value get_rewards_from_span is_reward_span "
     "find_reward_spans find_final_reward",
     "env_var": "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var",
+    "execution": "ExecutionStrategy ClientServerExecutionStrategy ExecutionEvent ThreadingEvent "
+    "MultiprocessingEvent SharedMemoryExecutionStrategy",
+    "execution.base": "AlgorithmBundle ExecutionStrategy RunnerBundle",
+    "execution.client_server": "ClientServerExecutionStrategy",
+    "execution.events": "ExecutionEvent ThreadingEvent MultiprocessingEvent",
+    "execution.shared_memory": "SharedMemoryExecutionStrategy",
     "litagent": "LitAgent rollout llm_rollout prompt_rollout",
     "litagent.decorator": "rollout llm_rollout prompt_rollout",
     "litagent.litagent": "LitAgent",
@@ -63,6 +70,10 @@ NAMES = {
     "tracer.base": "Tracer set_active_tracer get_active_tracer clear_active_tracer",
     "tracer.dummy": "DummyTracer",
     "tracer.otel": "OtelTracer",
+    "trainer": "Trainer build_component",
+    "trainer.init_utils": "build_component instantiate_component instantiate_from_spec load_class",
+    "trainer.registry": "ExecutionStrategyRegistry",
+    "trainer.trainer": "Trainer",
     "types": "Triplet RolloutRawResult RolloutMode ParallelWorkerBase Dataset AttemptStatus "
     "RolloutStatus RolloutConfig Rollout Attempt AttemptedRollout EnqueueRolloutRequest Hook "
     "Worker WorkerStatus PaginatedResult FilterOptions SortOptions FilterField TaskInput "

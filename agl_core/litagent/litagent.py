@@ -10,6 +10,7 @@ says: nothing, the reward, or spans.
 
 import warnings
 import weakref
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agl_core.errors import ConfigError
@@ -23,6 +24,10 @@ if TYPE_CHECKING:  # both know agents
 
 T_task = TypeVar("T_task")
 
+_runner_here: ContextVar["tuple[weakref.ref[Any], weakref.ref[Any]] | None"] = ContextVar(
+    "agl_agent_runner", default=None
+)
+"""An agent and its runner: threads that share an agent have a runner each."""
 _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout_async")
 
 
@@ -85,8 +90,9 @@ class LitAgent(Generic[T_task]):
         self._trainer = weakref.ref(trainer)
 
     def set_runner(self, runner: "Runner[Any]") -> None:
-        """Say which runner runs the agent."""
+        """Say which runner runs the agent, in this context and where no other is known."""
         self._runner = weakref.ref(runner)
+        _runner_here.set((weakref.ref(self), self._runner))
 
     @property
     def trainer(self) -> Any:
@@ -99,12 +105,14 @@ class LitAgent(Generic[T_task]):
 
     @property
     def runner(self) -> "Runner[Any]":
-        """The runner.
+        """The runner; of several that share the agent, the one that the running code belongs to.
 
         Raises:
             ValueError: There is none, or no more.
         """
-        return _alive(self._runner, "runner")
+        here = _runner_here.get()
+        is_mine = here is not None and here[0]() is self and here[1]() is not None
+        return _alive(here[1] if here and is_mine else self._runner, "runner")
 
     @property
     def tracer(self) -> "Tracer":

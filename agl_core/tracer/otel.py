@@ -264,6 +264,14 @@ class _RecordingProvider(TracerProvider):
         )
         self._disabled = False
 
+    def _handle_fork(self) -> None:
+        """Be usable in a forked process.
+
+        OpenTelemetry looks for its process there, with a thread pool, whose own hook may not have
+        run yet: the process would hang for ever. Where an attempt ran is in its root span.
+        """
+        self._tracers_lock = threading.Lock()
+
 
 def make_provider(processor: SpanProcessor) -> TracerProvider:
     """Return a provider that records everything, whatever OTEL_* variables say.

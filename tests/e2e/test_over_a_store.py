@@ -26,9 +26,10 @@ from agl_core.serving.launch import ModelServer
 from agl_core.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
 from examples.calculator.agent import calculator
 from tests.agl_core.algorithm.runners import running
-from tests.conftest import small_run
+from tests.conftest import CALCULATOR, small_run
 from tests.e2e.killable_run import KillableRun, kill_before_writing
 
+POLICY = str((CALCULATOR / "policy").resolve())
 pytestmark = pytest.mark.slow
 
 SAMPLED = ["index", "group", "call_index", "prompt_ids", "response_ids", "reward", "rewards"]
@@ -141,7 +142,7 @@ async def unfinished(path: Path) -> list[str]:
 async def test_a_run_starts_its_own_engine_uses_the_given_proxy_and_is_found_complete(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    model = {"actor_rollout_ref.model.path": os.path.realpath("examples/calculator/policy")}
+    model = {"actor_rollout_ref.model.path": POLICY}
     verl = config.algorithm.config | model | {"trainer.total_training_steps": 1}
     inputs = rows_of(config.train_data)
     monkeypatch.chdir(tmp_path)
