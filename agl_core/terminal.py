@@ -23,7 +23,7 @@ class RunDisplay:
     line.
     """
 
-    def __init__(self, console: Console, run_id: str, iterations: int) -> None:
+    def __init__(self, console: Console, run_id: str, iterations: int | None = None) -> None:
         self.console = console
         self.manifests: list[Manifest] = []
         self._run_id = run_id

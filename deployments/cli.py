@@ -33,6 +33,7 @@ from deployments.deploy_command import deploy
 from deployments.interrupt import ends_promptly
 from deployments.proxy_command import proxy
 from deployments.store_command import store
+from deployments.train_command import train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,6 +49,7 @@ app.command()(check)
 app.command()(deploy)
 app.command()(store)
 app.command()(proxy)
+app.command()(train)
 
 STATE_FOLDER = Path(".agl")
 _FAILED_DRAIN_SECONDS = 15.0

@@ -168,6 +168,8 @@ def _live(
         with contextlib.suppress(OSError):
             words.send_bytes(pickle.dumps(_last_words(error)))
         sys.exit(1)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending
 
 
 def _last_words(error: BaseException) -> tuple[str, bytes | None]:

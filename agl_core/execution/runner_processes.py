@@ -11,6 +11,7 @@ Where the trainer's process has nothing but runners it is the supervisor itself.
 import asyncio
 import logging
 import pickle
+import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -120,7 +121,11 @@ class RunnerProcesses:
             self._event.set()
             told = list(self._running.values())
             problems = end(told, graceful, self._settings.terminate_seconds)
-        problems += [one.description for one in told if not self._is_allowed(one)]
+        problems += [
+            one.description
+            for one in told  # SIGINT ends a process that has not begun yet
+            if not self._is_allowed(one) and one.exit_code != -signal.SIGINT
+        ]
         if problems:
             raise ExecutionError(f"the runners did not end as they should: {'; '.join(problems)}")
 

@@ -303,4 +303,5 @@ class RunLease:
             self.check()
         except LeaseLostError:
             self._signs.stop(wait=False)
-            self._on_lost()
+            if self.is_lost:  # else it was let go at this moment, by this process
+                self._on_lost()

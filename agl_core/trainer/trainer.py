@@ -108,6 +108,8 @@ class Trainer:
             dict_default_cls=LLMProxy,
         )
         self.hooks = _hooks(hooks)
+        self.agent: LitAgent[Any] | None = None
+        """What runs since `fit` or `dev` was called."""
 
     def fit(
         self,
@@ -187,6 +189,7 @@ class Trainer:
         _check_agent(agent)
         for name, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
             _check_dataset(name, dataset)
+        self.agent = agent
         agent.set_trainer(self)
         self.strategy.execute(
             AlgorithmWork(

@@ -23,7 +23,7 @@ from flows import shard_runs
 from flows.training_run import training_run
 
 
-def _kill_before_writing(pattern: str) -> None:
+def kill_before_writing(pattern: str) -> None:
     publish: Any = LocalStorage._publish
 
     def publish_or_die(self: LocalStorage, key: str, fill: Any) -> None:
@@ -41,7 +41,7 @@ def _child(
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     if dies_at:
-        _kill_before_writing(dies_at)
+        kill_before_writing(dies_at)
     if lost_seconds is not None:
         shard_runs._LOST_SECONDS = lost_seconds
     try:
@@ -56,8 +56,8 @@ def _child(
 class KillableRun:
     """A run that has been started; leaving the `with` block kills it if it still runs."""
 
-    _context = multiprocessing.get_context("forkserver")
-    _context.set_forkserver_preload(
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
         ["tests.e2e.killable_run", "tests.agents", "agl_core.algorithm.verl.worker"]
     )
 
@@ -82,7 +82,7 @@ class KillableRun:
         """
         log.touch()
         arguments = (config.model_dump_json(), str(log), dies_at, lost_seconds, url)
-        self._process = self._context.Process(target=_child, args=arguments)
+        self._process = self.context.Process(target=_child, args=arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
