@@ -1,15 +1,17 @@
 """What a trainer costs: rollouts that do nothing, under each strategy.
 
 The client-server strategy has two runner processes and the store's server in the algorithm's. Each
-case is a process of its own that imports, sets up, runs and ends; the time of the whole and that
-from the first enqueue to the last end are printed, beside those of threads in one process. Another
-package can be measured beside it: a further entry of `CASES` is a command that prints the same JSON.
+case is a process of its own that imports, sets up, runs and ends: the time of the whole, the CPU
+time of all its processes, the time from the enqueueing on, and from when the first rollout was
+taken. Ratios are to threads in one process. Another package can be measured beside it: a further
+entry of `CASES` is a command that prints the same JSON.
 
 python -m benchmarks.trainer
 """
 
 import asyncio
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -66,24 +68,30 @@ def run_case(strategy: dict[str, Any]) -> None:
     )
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of the processes that were started and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 async def main() -> None:
     """Print each case, and its ratio to the first one."""
-    base: float | None = None
+    base: tuple[float, float] | None = None
     for name, command in CASES.items():
-        started = time.perf_counter()
+        started, cpu_before = time.perf_counter(), cpu_seconds()
         done = subprocess.run(  # noqa: ASYNC221 - nothing else runs meanwhile
             command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
         )
-        whole = time.perf_counter() - started
+        whole, cpu = time.perf_counter() - started, cpu_seconds() - cpu_before
         if done.returncode:
             print(f"{name:24} did not finish: {done.stderr.strip().splitlines()[-1:]}")
             continue
         found = json.loads(done.stdout.splitlines()[-1])
-        base = base or whole
+        base = base or (whole, cpu)
         print(
-            f"{name:24} {ROLLOUTS} rollouts, {RUNNERS} runners: whole {whole:6.2f} s "
-            f"({whole / base:.2f}x), from the enqueueing {found['rollouts']:6.2f} s, from the "
-            f"first taken {found['first to last']:6.2f} s"
+            f"{name:22} {ROLLOUTS} rollouts, {RUNNERS} runners: {whole:6.2f} s "
+            f"({whole / base[0]:.2f}x), CPU {cpu:6.2f} s ({cpu / base[1]:.2f}x), from the "
+            f"enqueueing {found['rollouts']:6.2f} s, from the first {found['first to last']:6.2f} s"
         )
 
 
