@@ -27,6 +27,7 @@ from agl_core.execution.runner_processes import (
     RunnerSettings,
     StartMethod,
     Work,
+    preload,
 )
 from agl_core.execution.signals import sigterm_interrupts
 from agl_core.execution.spawning import check_picklable
@@ -198,6 +199,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         run_to_end(lambda: await_answer(probe, self.connect_timeout))
         event = MultiprocessingEvent(get_context(self.start_method))
         packed = work.packed(self.start_method)
+        preload(packed)
         try:
             RunnerProcesses(self.settings, packed, None, event).run()
         finally:
