@@ -38,6 +38,8 @@ class CalledFunction(BaseModel):
     name: str
     arguments: str
     """A JSON object."""
+    parsed_arguments: Any = None
+    """The same, which OpenAI's client adds where it read a stream; not read."""
 
 
 class EarlierCall(BaseModel):
@@ -48,6 +50,8 @@ class EarlierCall(BaseModel):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = None
+    """Its place in the stream that it came in; not read."""
 
 
 class ChatMessage(BaseModel):
