@@ -76,7 +76,8 @@ def test_every_unsupported_key_is_listed_with_its_reason():
 
 def test_an_unsupported_key_at_verls_default_is_accepted():
     same = {ACTOR + "use_kl_loss": False, "actor_rollout_ref.model.lora_rank": 0}
-    compose(SETTINGS | same | {"actor_rollout_ref.rollout.dtype": "bfloat16", "algorithm.gamma": 1.0})
+    same |= {"actor_rollout_ref.rollout.dtype": "bfloat16", "algorithm.gamma": 1.0}
+    compose(SETTINGS | same)
 
 
 @pytest.mark.parametrize(
