@@ -8,6 +8,7 @@ import gc
 import io
 import logging
 import os
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -202,8 +203,10 @@ def _join_process_group() -> None:
             raise TrainerError("this process has a torch process group already; end it first")
         backend = "cpu:gloo,cuda:nccl" if platform_cpu.HAS_GPU else "gloo"
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] it is documented
+        hook = sys.excepthook
         with translated("build"):
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        sys.excepthook = hook  # torch's wraps it each time, to say which of one rank it was
     _num_members += 1
 
 

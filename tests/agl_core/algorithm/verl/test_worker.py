@@ -277,9 +277,11 @@ def test_an_exported_folder_loads_as_any_other(worker, rows, tmp_path):
 
 
 def test_a_worker_can_follow_a_closed_one(tiny_policy):
+    shows_errors = sys.excepthook
     for _ in range(2):
         worker = UpdateWorker(compose(SETTINGS), tiny_policy, total_steps=4)
         worker.close()
+    assert sys.excepthook is shows_errors
 
 
 def test_a_folder_that_holds_no_model_is_an_error(tmp_path):
