@@ -20,7 +20,7 @@ from agl_core.errors import ConfigError
 from agl_core.execution.algorithm_process import run_with_runner_here
 from agl_core.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agl_core.execution.events import MultiprocessingEvent, ThreadingEvent
-from agl_core.execution.loops import attend, run_to_end
+from agl_core.execution.loops import AlgorithmStopped, attend, run_to_end
 from agl_core.execution.runner_processes import (
     CrashPolicy,
     RunnerProcesses,
@@ -182,6 +182,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 event,
                 name="the algorithm",
                 grace_seconds=self.graceful_timeout,
+                must_finish=True,
             )
 
     def _run_runners(self, runner: RunnerBundle, store: LightningStore) -> None:
@@ -214,6 +215,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         try:
             run_to_end(lambda: self._lead(supervisor, algorithm, store, event))
             supervisor.verify()
+        except AlgorithmStopped:
+            supervisor.verify()
+            raise
         finally:
             supervisor.kill()
             event.close()
@@ -234,6 +238,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                     event,
                     name="the algorithm",
                     grace_seconds=self.graceful_timeout,
+                    must_finish=True,
                     check=lambda: supervisor.check(ours),
                 )
             finally:

@@ -118,8 +118,9 @@ class RunnerProcesses:
                     time.sleep(TICK_SECONDS)
                 self._look()
         finally:
-            self._event.set()
             told = list(self._running.values())
+            if told:  # else all have ended by themselves, and the algorithm may go on
+                self._event.set()
             problems = end(told, graceful, self._settings.terminate_seconds)
         problems += [
             one.description

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,23 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes below one, without those that multiprocessing has for itself."""
-    below = psutil.Process(pid).children(recursive=True)
-    return [one.pid for one in below if "resource_tracker" not in " ".join(one.cmdline())]
+    """Return all processes below one."""
+    return _ours(psutil.Process(pid).children(recursive=True))
 
 
 def children(pid: int) -> list[int]:
     """Return the processes directly below one."""
-    return [one.pid for one in psutil.Process(pid).children()]
+    return _ours(psutil.Process(pid).children())
+
+
+def _ours(processes: list[psutil.Process]) -> list[int]:
+    """Leave out those that multiprocessing has for itself."""
+    found: list[int] = []
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "resource_tracker" not in " ".join(one.cmdline()):
+                found.append(one.pid)
+    return found
 
 
 def all_gone(pids: list[int]) -> bool:

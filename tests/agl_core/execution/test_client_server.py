@@ -22,7 +22,13 @@ from agl_core.tracer import OtelTracer
 from agl_core.trainer import Trainer
 from deployments.server import free_port
 from tests.agl_core.execution import work
-from tests.agl_core.execution.processes import all_gone, dawdling, descendants, wait_until
+from tests.agl_core.execution.processes import (
+    all_gone,
+    children,
+    dawdling,
+    descendants,
+    wait_until,
+)
 
 QUICK = {"type": "cs", "server_port": 0, "graceful_timeout": 3.0, "terminate_timeout": 3.0}
 METHODS = ["fork", "spawn"]
@@ -146,6 +152,30 @@ def test_an_algorithm_that_waits_for_runners_that_have_all_ended_is_told():
     trainer = Trainer(strategy=QUICK | {"n_runners": 2}, algorithm=work.Enqueues(), max_rollouts=1)
     with pytest.raises(ExecutionError, match="3 rollouts are queued that nobody will run"):
         trainer.fit(work.doubles, [1, 2, 3, 4, 5])
+
+
+def test_an_algorithm_goes_on_when_all_runners_have_ended():
+    class Learns(work.Enqueues):
+        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            await super().run(train_dataset)
+            await asyncio.sleep(3.0)
+            self.statuses.append("learned")
+
+    algorithm = Learns()
+    strategy = QUICK | {"graceful_timeout": 0.2}
+    Trainer(strategy=strategy, algorithm=algorithm, max_rollouts=1).fit(work.doubles, [1])
+    assert algorithm.statuses == ["succeeded", "learned"]
+
+
+def test_a_run_whose_supervisor_is_told_to_end_did_not_succeed():
+    def interrupt() -> None:
+        (supervisor,) = wait_until(lambda: len(found := children(os.getpid())) == 1 and found)
+        wait_until(lambda: children(supervisor))
+        os.kill(supervisor, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(ExecutionError, match="the algorithm was stopped before its end"):
+        fit(work.doubles, [1], work.WaitsForEver(), graceful_timeout=0.5)
 
 
 def test_what_cannot_be_sent_to_a_spawned_process_is_named():
