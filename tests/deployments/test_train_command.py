@@ -9,7 +9,9 @@ import yaml
 
 from agl_core.ledger.run import open_run
 from agl_core.ledger.verify import verify_run
+from agl_core.preflight import prepare_run
 from agl_core.serving.launch import ModelServer
+from deployments.cli import read_config, with_overrides
 from tests.conftest import CALCULATOR
 
 WITHOUT_PREFECT = (
@@ -36,6 +38,9 @@ def test_it_trains_where_prefect_is_not_installed(engine: ModelServer, tmp_path:
     (manifest,) = ledger.manifests()
     assert manifest.coverage.trained + manifest.coverage.filtered == 32
     assert verify_run(ledger) == []
+    own = read_config(tmp_path / "run.yaml", {"run_id": "mine"})
+    prepared = prepare_run(with_overrides(own, list(small)))
+    assert prepared.algorithm.done(prepared.state_after(1)), "it is the same run to agl run"
     again = agl(*file, *small, "--strategy", "shm")
     assert again.returncode == 0, "complete, so nothing is done"
     assert len(ledger.starts.all()) == 1
