@@ -27,6 +27,7 @@ from agl_core.execution.runner_processes import (
     RunnerSettings,
     StartMethod,
     Work,
+    preload,
 )
 from agl_core.execution.signals import sigterm_interrupts
 from agl_core.execution.spawning import check_picklable
@@ -185,18 +186,22 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     def _run_runners(self, runner: RunnerBundle, store: LightningStore) -> None:
         """Supervise runners here, for a store that is elsewhere."""
+        probe = store
         if self.managed_store:
             from agl_core.store.client import LightningStoreClient
 
             host = f"[{self.server_host}]" if ":" in self.server_host else self.server_host
             store = LightningStoreClient(f"http://{host}:{self.server_port}")
+            probe = LightningStoreClient(store.server_address, retry_delays=())
         check_shared(store)
         work = Work(runner, store)
         self._check_sent(work)
-        run_to_end(lambda: await_answer(store, self.connect_timeout))
+        run_to_end(lambda: await_answer(probe, self.connect_timeout))
         event = MultiprocessingEvent(get_context(self.start_method))
+        packed = work.packed(self.start_method)
+        preload(packed)
         try:
-            RunnerProcesses(self.settings, work.packed(self.start_method), None, event).run()
+            RunnerProcesses(self.settings, packed, None, event).run()
         finally:
             event.close()
 

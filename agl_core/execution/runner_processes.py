@@ -186,9 +186,16 @@ def supervise(
     Raises:
         ExecutionError: See `RunnerProcesses.run`.
     """
+    preload(work)
     store = await_store(told, event, parent_pid)
     if store is not None:
         RunnerProcesses(settings, work, store[0], event, parent_pid).run()
+
+
+def preload(work: "Work | bytes") -> None:
+    """Load what runners need once for all, where they are forked and their bundle knows how."""
+    if isinstance(work, Work) and hasattr(work.bundle, "preload"):
+        work.bundle.preload()
 
 
 def await_store(

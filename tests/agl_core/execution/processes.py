@@ -32,11 +32,13 @@ def is_alive(pid: int) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """Return all processes below one, without those that multiprocessing has for itself."""
-    return [
-        one.pid
-        for one in psutil.Process(pid).children(recursive=True)
-        if not any("resource_tracker" in word for word in one.cmdline())
-    ]
+    below = psutil.Process(pid).children(recursive=True)
+    return [one.pid for one in below if "resource_tracker" not in " ".join(one.cmdline())]
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes directly below one."""
+    return [one.pid for one in psutil.Process(pid).children()]
 
 
 def all_gone(pids: list[int]) -> bool:

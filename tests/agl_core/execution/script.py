@@ -16,7 +16,7 @@ def main(options: dict[str, Any]) -> None:
     trainer = Trainer(
         strategy=options["strategy"],
         algorithm=algorithm.get(options.get("algorithm", "")),
-        store=LightningStoreClient(store) if store else None,
+        store=LightningStoreClient(store, retry_delays=[1.0] * 60) if store else None,
     )
     trainer.fit(getattr(work, options["agent"]), options.get("rows"))
     sys.stdout.write("done\n")

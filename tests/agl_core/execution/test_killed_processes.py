@@ -14,9 +14,9 @@ from agl_core.store import SqliteLightningStore
 from deployments.server import free_port
 from tests.agl_core.execution.processes import (
     all_gone,
+    children,
     dawdling,
     descendants,
-    is_alive,
     script,
     started,
     wait_until,
@@ -77,21 +77,11 @@ def test_runners_end_where_their_supervisor_is_killed(tmp_path: Path):
     with script(tmp_path / "log", strategy=CS, **run) as process:
         wait_until(lambda: len(dawdling(tmp_path / "dawdling")) == 2)
         below = descendants(process.pid)
-        (supervisor,) = [
-            pid
-            for pid in below
-            if any(is_alive(one) for one in descendants(pid)) and pid in _children(process.pid)
-        ]
+        (supervisor,) = children(process.pid)
         os.kill(supervisor, signal.SIGKILL)
         assert process.wait(60) == 1
         assert wait_until(lambda: all_gone(below), 30)
     assert "the runners' supervisor ended with exit code -9" in (tmp_path / "log").read_text()
-
-
-def _children(pid: int) -> list[int]:
-    import psutil
-
-    return [one.pid for one in psutil.Process(pid).children()]
 
 
 class Parts:
@@ -106,8 +96,9 @@ class Parts:
         self.env = {"AGL_SERVER_PORT": str(self.port)}
 
     def store(self) -> Any:
-        command = [sys.executable, "-m", "deployments.cli", "store", "--path", str(self.path)]
-        return started([*command, "--port", str(self.port)], self.folder / "store.log")
+        command = [sys.executable, "-c", "from deployments.cli import main; main()", "store"]
+        options = ["--path", str(self.path), "--port", str(self.port)]
+        return started([*command, *options], self.folder / "store.log")
 
     def runners(self) -> Any:
         return script(
