@@ -56,7 +56,7 @@ def _refuse_ignored(config: RunConfig, honoured: Sequence[str]) -> None:
     ]
     if _sets(config, "preflight", "canary") and config.preflight.canary:
         ignored.append("preflight.canary")
-    if "max_automatic_starts" in config.model_fields_set:
+    if config.max_automatic_starts != type(config).model_fields["max_automatic_starts"].default:
         ignored.append("max_automatic_starts")
     if config.s3.credentials is not None:
         ignored.append("s3.credentials")

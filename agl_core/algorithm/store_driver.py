@@ -75,6 +75,7 @@ async def drive(
         IterationStopped: More rollouts failed than the run permits.
         TransientError: No runner takes rollouts, or the store is away. The run can go on later.
     """
+    algorithm.get_store()  # before anything is written
     run = await asyncio.to_thread(prepare, algorithm, train_dataset, val_dataset)
     ledger = run.ledger
     committed = ledger.committed()

@@ -20,26 +20,24 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from agl_core import progress
+from agl_core.algorithm.stored_outcome import judge_stored
 from agl_core.algorithm.waiting import Patience, cancel_rollouts
-from agl_core.emitter.reward import final_reward
 from agl_core.errors import IterationStopped
 from agl_core.failures import FailureTally
 from agl_core.ledger.rollout_set import Claim, RolloutSet
-from agl_core.ledger.spans import as_recorded, spans_to_table
+from agl_core.ledger.spans import spans_to_table
 from agl_core.ledger.tables import OUTCOMES
 from agl_core.llm_proxy.store_calls import SEED
 from agl_core.prepared import PreparedRun
-from agl_core.runner.outcome import JudgedAttempt, TriedRollout, judge_ending, outcome_row
-from agl_core.runner.rollout import Ending
+from agl_core.runner.outcome import JudgedAttempt, TriedRollout, outcome_row
 from agl_core.store.base import LightningStore
 from agl_core.types.core import (
-    Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
     Rollout,
     RolloutConfig,
 )
-from agl_core.types.outcome import AttemptOutcome, FailureKind
+from agl_core.types.outcome import AttemptOutcome
 from agl_core.types.tracer import Span
 
 if TYPE_CHECKING:  # only named; it loads a web server
@@ -50,8 +48,6 @@ logger = logging.getLogger(__name__)
 RUN_ID = "agl_run_id"
 """In the metadata of a store's rollout."""
 _LIVING = ("queuing", "requeuing", "preparing", "running")
-_KINDS = {"timeout": FailureKind.TIMEOUT, "cancelled": FailureKind.CANCELLED}
-_SILENT = "its runner gave no sign of life any more"
 
 
 class StoreRollouts:
@@ -163,7 +159,7 @@ class StoreRollouts:
         spans: list[Span] = []
         if attempt is not None:
             spans += await self._store.query_spans(rollout.rollout_id, attempt.attempt_id)
-        judged = _judge(self._tried(index, number, rollout), rollout, attempt, spans)
+        judged = judge_stored(self._tried(index, number, rollout), rollout, attempt, spans)
         self._attempts[index].append(judged)
         outcome = judged.outcome
         delay = self._delay(outcome)
@@ -215,33 +211,3 @@ async def cancel_leftovers(store: LightningStore, run_id: str) -> None:
     if left:
         logger.info("run=%s: %d rollouts of an earlier start are cancelled", run_id, len(left))
         await cancel_rollouts(store, left)
-
-
-def _judge(
-    tried: TriedRollout, rollout: Rollout, attempt: Attempt | None, spans: list[Span]
-) -> JudgedAttempt:
-    """Return the outcome of a store's rollout, as the pipeline would judge it."""
-    started = attempt.start_time if attempt is not None else rollout.start_time
-    ended = rollout.end_time if rollout.end_time is not None else started
-    return judge_ending(
-        tried,
-        _ending(attempt, spans),
-        [as_recorded(span, tried.rollout_id) for span in spans],
-        started,
-        max(0.0, ended - started),
-    )
-
-
-def _ending(attempt: Attempt | None, spans: list[Span]) -> Ending:
-    """Return how the agent ended, by what its runner or the store says."""
-    if attempt is None:
-        return Ending(FailureKind.CANCELLED, "the rollout was cancelled before anybody took it")
-    if attempt.status == "succeeded":
-        try:
-            return Ending(FailureKind.SUCCEEDED, reward=final_reward(None, spans))
-        except ValueError as error:
-            return Ending(FailureKind.AGENT_ERROR, str(error))
-    default = FailureKind.INFRA_ERROR if attempt.status == "unresponsive" else None
-    kind = attempt.failure_kind or _KINDS.get(attempt.status) or default or FailureKind.AGENT_ERROR
-    silent = _SILENT if attempt.status == "unresponsive" else f"the attempt is {attempt.status}"
-    return Ending(kind, attempt.failure_message or silent)

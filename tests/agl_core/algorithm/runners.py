@@ -21,6 +21,7 @@ async def running(
 
     async def work(number: int) -> None:
         settings = {"poll_interval": 0.02, "interval_jitter": 0.0, "concurrency": 8}
+        settings["heartbeat_interval"] = 0.1  # so that a cancelled agent is stopped soon
         runner = LitAgentRunner[Any](OtelTracer(), **settings | options)
         with runner.run_context(agent=as_agent(agent), store=store, worker_id=number):
             await runner.iter(event=stop)

@@ -187,6 +187,15 @@ def test_the_loss_is_told_without_being_asked(local_storage: Storage):
     assert starts.end_reason(1) == "superseded", "the first end stays"
 
 
+def test_a_lease_that_is_let_go_while_it_is_looked_at_is_not_lost(local_storage: Storage):
+    lease, told = begin(open_starts(local_storage)), []
+    lease.keep(lambda: told.append(True))
+    lease.end("done")
+    lease._look()
+    assert not told
+    assert not lease.is_lost
+
+
 def test_two_writers_of_one_number_are_told_apart_without_conditional_put(s3_uri: str):
     """As when both looked before either wrote: the later one's bytes stand."""
     starts = open_starts(open_storage(s3_uri, conditional_put=False))

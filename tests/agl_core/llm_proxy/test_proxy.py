@@ -8,8 +8,10 @@ import pytest
 
 from agl_core import InMemoryLightningStore, LlmProxyTraceToTriplet, semconv
 from agl_core.errors import TransientError
-from agl_core.llm_proxy import LLMProxy
-from agl_core.llm_proxy.store_calls import StoreCalls
+from agl_core.llm_proxy import Backend, LLMProxy
+from agl_core.llm_proxy.capture import call_seed
+from agl_core.llm_proxy.store_calls import SEED, StoreCalls
+from agl_core.types.training import PolicyRef
 from tests.fakes import FlakySpanStore, ScriptedModelServer, encode_chars
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -147,3 +149,37 @@ async def test_calls_that_wait_for_the_store_are_bounded():
         calls.start_call("ro-1", "at-1")
     with pytest.raises(TransientError, match=r"2 recorded calls could not be stored .* is away"):
         await calls.finish(deadline_seconds=0.1)
+
+
+async def test_it_serves_one_policy_with_the_seeds_that_rollouts_have_in_the_store():
+    store = InMemoryLightningStore()
+    seeded = await store.start_rollout({}, metadata={SEED: 7})
+    unseeded = await store.start_rollout({})
+    policy = PolicyRef(version="v1", weights_digest="sha256:aa", path="/nowhere")
+    with ScriptedModelServer(model="v1", policy_version="v1", weights_digest="sha256:aa") as server:
+        proxy = LLMProxy(model_list=[entry("http://127.0.0.1:1")], store=store)
+        await proxy.start()
+        async with proxy.serving(Backend(server.base_url), policy, {"max_tokens": 4}, 10.0) as llm:
+            for rollout in (seeded, unseeded):
+                url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+                async with openai.AsyncOpenAI(base_url=url, api_key="x") as client:
+                    await client.chat.completions.create(model=llm.model, messages=MESSAGES)
+            await proxy.flush()
+            spans = [(await store.query_spans(r.rollout_id))[0] for r in (seeded, unseeded)]
+            server.weights_digest = "sha256:bb"
+            with pytest.raises(openai.APIStatusError, match="sha256:bb"):
+                async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+                    await client.chat.completions.create(model=llm.model, messages=MESSAGES)
+        assert proxy.is_running(), "as before, with its own models"
+        await proxy.stop()
+    seeds = [span.attributes[semconv.REQUEST_SEED] for span in spans]
+    assert seeds == [call_seed(7, 0), call_seed(unseeded.rollout_id, 0)]
+    assert [span.attributes[semconv.REQUEST_MAX_TOKENS] for span in spans] == [4, 4]
+
+
+async def test_a_flush_of_a_store_that_is_away_says_how_many_calls_wait():
+    calls = StoreCalls(FlakySpanStore(failures=1000))
+    calls.start_call("ro-1", "at-1").span.end()
+    with pytest.raises(TransientError, match="1 recorded calls were not stored within"):
+        await calls.flush(0.1)
+    await StoreCalls(FlakySpanStore()).flush(0.1)

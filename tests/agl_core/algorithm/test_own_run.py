@@ -1,0 +1,93 @@
+"""What an algorithm is run with: settings, datasets, adapter."""
+
+from typing import Any
+
+import pytest
+
+from agl_core.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
+from agl_core.algorithm import VERL
+from agl_core.config import RolloutSettings
+from agl_core.errors import ConfigError
+from agl_core.ledger.run import open_run
+from agl_core.store import InMemoryLightningStore
+from deployments.cli import read_config
+from tests.conftest import CALCULATOR
+
+VERL_CONFIG = {
+    "actor_rollout_ref.model.path": str(CALCULATOR / "policy"),
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+    "critic.ppo_mini_batch_size": 1,
+    "actor_rollout_ref.rollout.n": 2,
+    "data.train_batch_size": 1,
+    "trainer.total_training_steps": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"runid": "x"}, "unknown setting 'runid'; did you mean 'run_id'"),
+        ({"agent": "a:b"}, r"run\.agent: what is run says that"),
+        ({"rollout": {"deployment": "a/b"}}, r"rollout\.deployment: of the pipeline"),
+        ({"rollout": {"concurrency": 3}}, r"rollout\.concurrency: of the pipeline"),
+        ({"rollout": {"isolation": "process"}}, r"rollout\.isolation"),
+        ({"preflight": {"canary": True}}, r"preflight\.canary"),
+        ({"max_automatic_starts": 3}, "max_automatic_starts"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(run: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        VERL(VERL_CONFIG, run=run)
+
+
+def test_a_whole_configuration_may_say_what_its_runners_honour(tmp_path):
+    file = read_config(CALCULATOR / "run.yaml", {"ledger": str(tmp_path)})
+    config = file.model_copy(update={"rollout": RolloutSettings(concurrency=3)})
+    assert VERL(VERL_CONFIG, run=config).run_settings is config
+    pool = file.model_copy(update={"rollout": RolloutSettings(deployment="a/b")})
+    with pytest.raises(ConfigError, match=r"rollout\.deployment"):
+        VERL(VERL_CONFIG, run=pool)
+
+
+def over_a_store(**options: Any) -> VERL:
+    algorithm = VERL(VERL_CONFIG, **options)
+    algorithm.set_store(InMemoryLightningStore())
+    return algorithm
+
+
+@pytest.mark.parametrize("rows", [None, []])
+async def test_nothing_to_train_on_is_an_error(rows):
+    with pytest.raises(ConfigError, match="VERL needs a train_dataset with rows"):
+        await over_a_store().run(rows)
+
+
+async def test_a_row_that_cannot_be_kept_is_named(tmp_path):
+    algorithm = over_a_store(run={"ledger": str(tmp_path / "ledger"), "run_id": "r"})
+    with pytest.raises(ConfigError, match="row 1 of train_dataset cannot be kept as JSON"):
+        await algorithm.run([{"a": 1}, {"a": b"\xff"}])
+    assert not open_run(str(tmp_path / "ledger"), "r").exists(), "nothing was written"
+
+
+async def test_an_adapter_whose_settings_would_be_ignored_is_refused():
+    adapter = TracerTraceToTriplet(agent_match="write")
+    algorithm = over_a_store()
+    algorithm.set_adapter(adapter)
+    with pytest.raises(ConfigError, match="TracerTraceToTriplet with settings of its own"):
+        await algorithm.run([{}])
+
+
+@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
+async def test_adapters_that_ask_for_all_calls_are_taken(adapter, tmp_path):
+    serving = {"url": "http://127.0.0.1:1"}
+    algorithm = over_a_store(run={"ledger": str(tmp_path), "serving": serving})
+    algorithm.set_adapter(adapter)
+    with pytest.raises(ConnectionError, match="does not answer"):  # the next thing that is checked
+        await algorithm.run([{}])
+
+
+async def test_a_run_needs_a_store_before_it_writes_anything(tmp_path):
+    algorithm = VERL(VERL_CONFIG, run={"ledger": str(tmp_path / "ledger"), "run_id": "r"})
+    with pytest.raises(ValueError, match="no store is set"):
+        await algorithm.run([{}, {}])
+    assert not (tmp_path / "ledger").exists()
