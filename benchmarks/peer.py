@@ -3,7 +3,7 @@
 Import: fresh interpreters, both in turn. Rollouts: `Trainer.fit` with runner processes ("cs") and
 an agent that does nothing; the same script, store in memory, tracer and polling for both.
 
-python -m venv PEER && PEER/bin/pip install agentlightning==0.3.0 (tests/peer/README.md has pins)
+python -m venv PEER && PEER/bin/pip install agentlightning==0.3.0 (pins: tests/peer/README.md)
 python -m benchmarks.peer --peer PEER/bin/python
 """
 
@@ -33,9 +33,13 @@ ROOT = Path(__file__).parent.parent
 _IMPORT = """
 import json, sys, time
 started = time.perf_counter()
-__import__(sys.argv[1])
-print(json.dumps([time.perf_counter() - started, len(sys.modules)]))
+package = __import__(sys.argv[1])
+imported = time.perf_counter() - started
+package.Trainer, package.OtelTracer, package.LitAgentRunner, package.rollout
+used = time.perf_counter() - started
+print(json.dumps([imported, used, len(sys.modules)]))
 """
+"""Names may be loaded when they are first used."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class Measured:
     """What one package needed; None where it did not finish."""
 
     import_s: float | None = None
+    used_s: float | None = None
     modules: int | None = None
+    start_s: float | None = None
     fit_s: float | None = None
     cpu_s: float | None = None
     peak_mib: float | None = None
@@ -56,8 +62,10 @@ def python_env(package: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
-def import_once(python: str, package: str) -> tuple[float, int]:
-    """Return the seconds of an import in a fresh interpreter and the modules loaded then."""
+def import_once(python: str, package: str) -> list[float]:
+    """Return the seconds of an import in a fresh interpreter, those until a trainer's names are
+    there, and the modules loaded then.
+    """
     done = subprocess.run(
         [python, "-c", _IMPORT, package],
         check=True,
@@ -66,8 +74,7 @@ def import_once(python: str, package: str) -> tuple[float, int]:
         stderr=subprocess.DEVNULL,
         env=python_env(package),
     )
-    seconds, modules = json.loads(done.stdout.strip().splitlines()[-1])
-    return seconds, modules
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def tree_mib(pid: int) -> float:
@@ -87,10 +94,10 @@ def tree_mib(pid: int) -> float:
     return total / 2**20
 
 
-def fit_elsewhere(python: str, package: str, args: argparse.Namespace) -> Measured:
+def fit_elsewhere(python: str, package: str, rollouts: int, args: argparse.Namespace) -> Measured:
     """Run the rollouts in an interpreter of their own, killed with its children at the deadline."""
     command = [python, str(Path(__file__)), "--run", package]
-    command += ["--rollouts", str(args.rollouts), "--runners", str(args.runners)]
+    command += ["--rollouts", str(rollouts), "--runners", str(args.runners)]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command, stdout=output, stderr=log, env=python_env(package), start_new_session=True
@@ -108,7 +115,7 @@ def fit_elsewhere(python: str, package: str, args: argparse.Namespace) -> Measur
         if process.returncode:
             return Measured(peak_mib=peak, note=f"failed: {log.read()[-500:]}")
         wall, cpu, succeeded, spans = json.loads(output.read().strip().splitlines()[-1])
-    note = f"{succeeded} of {args.rollouts} succeeded, {spans} spans stored"
+    note = f"{succeeded} of {rollouts} succeeded, {spans} spans stored"
     return Measured(fit_s=wall, cpu_s=cpu, peak_mib=peak, note=note)
 
 
@@ -162,35 +169,40 @@ def cpu_seconds() -> float:
 
 def measure(pythons: dict[str, str], args: argparse.Namespace) -> dict[str, Measured]:
     """Return what each package needed; both in turn, so that a noisy moment meets them all."""
-    imports: dict[str, list[tuple[float, int]]] = {package: [] for package in pythons}
+    imports: dict[str, list[list[float]]] = {package: [] for package in pythons}
     for _ in range(ROUNDS):
         for package, python in pythons.items():
             imports[package].append(import_once(python, package))
     found = {}
     for package, python in pythons.items():
-        seconds, modules = zip(*imports[package], strict=True)
-        fitted = fit_elsewhere(python, package, args)
+        imported, used, modules = map(statistics.median, zip(*imports[package], strict=True))
         found[package] = replace(
-            fitted, import_s=statistics.median(seconds), modules=int(statistics.median(modules))
+            fit_elsewhere(python, package, args.rollouts, args),
+            start_s=fit_elsewhere(python, package, args.runners, args).fit_s,
+            import_s=imported,
+            used_s=used,
+            modules=int(modules),
         )
     return found
 
 
 def show(found: dict[str, Measured], args: argparse.Namespace) -> None:
     """Print each measurement of both and their ratio."""
-    print(f"{'':34} {OURS:>14} {PEER:>14} {'peer / ours':>12}")
+    print(f"{'':40} {OURS:>14} {PEER:>14} {'peer / ours':>12}")
     rows = (
         ("import, s", "import_s"),
-        ("modules loaded by it", "modules"),
+        ("import and use of a trainer's names, s", "used_s"),
+        ("modules loaded then", "modules"),
+        (f"{args.runners} rollouts, {args.runners} runners: fit, s", "start_s"),
         (f"{args.rollouts} rollouts, {args.runners} runners: fit, s", "fit_s"),
-        ("CPU of the process tree, s", "cpu_s"),
-        ("peak memory of the tree, MiB", "peak_mib"),
+        ("  CPU of its process tree, s", "cpu_s"),
+        ("  peak memory of its tree, MiB", "peak_mib"),
     )
     for title, name in rows:
         ours, peer = (getattr(found[package], name) for package in (OURS, PEER))
         shown = ["-" if value is None else f"{value:.2f}" for value in (ours, peer)]
         ratio = "-" if None in (ours, peer) else f"{peer / ours:.1f}"
-        print(f"{title:34} {shown[0]:>14} {shown[1]:>14} {ratio:>12}")
+        print(f"{title:40} {shown[0]:>14} {shown[1]:>14} {ratio:>12}")
     for package, one in found.items():
         print(f"{package}: {one.note}")
 

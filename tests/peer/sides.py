@@ -48,16 +48,22 @@ _QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
 def at(found: Any, fact: str) -> Any:
-    """Return a fact of the results of all scripts."""
+    """Return a fact of the results of all scripts, None where it is absent."""
     for key in fact.split("/"):
-        found = found[key]
+        found = found[int(key)] if isinstance(found, list) else found.get(key)
     return found
 
 
 def replace(found: dict[str, Any], fact: str, value: Any) -> None:
-    """Put a fact in the place of another."""
-    *folder, key = fact.split("/")
-    at(found, "/".join(folder))[key] = value
+    """Put a fact in the place of another; None takes it away."""
+    folder, _, key = fact.rpartition("/")
+    place = at(found, folder)
+    if isinstance(place, list):
+        place[int(key)] = value
+    elif value is None:
+        place.pop(key, None)
+    else:
+        place[key] = value
 
 
 def expected() -> dict[str, Any]:

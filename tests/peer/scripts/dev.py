@@ -1,5 +1,6 @@
 """`Trainer.dev` with Baseline, in threads and processes; what it refuses; deprecated names."""
 
+import asyncio
 import importlib
 import logging
 import socket
@@ -11,7 +12,6 @@ from facts import answer, fails
 
 agl: Any = importlib.import_module(sys.argv[1])
 RESOURCES = {"main_llm": agl.LLM(endpoint="http://h/v1", model="m")}
-logging.getLogger().addHandler(logging.NullHandler())
 logging.disable(logging.CRITICAL)
 
 
@@ -29,8 +29,8 @@ def agent(task: Any, llm: Any) -> float:
     return task / 2
 
 
-def runner(tracer: Any, **options: Any) -> Any:
-    return agl.LitAgentRunner(tracer, poll_interval=0.05, interval_jitter=0.01, **options)
+def runner(tracer: Any) -> Any:
+    return agl.LitAgentRunner(tracer, poll_interval=0.05, interval_jitter=0.01)
 
 
 class Ended(agl.Hook):
@@ -39,11 +39,11 @@ class Ended(agl.Hook):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    async def on_rollout_end(self, *, rollout: Any, spans: Any, **_: Any) -> None:
+    async def on_rollout_end(self, *, rollout: Any, **_: Any) -> None:
         self.seen.append([rollout.input, rollout.mode, rollout.resources_id])
 
 
-def dev(algorithm: Any, **parts: Any) -> dict[str, Any]:
+def dev(algorithm: Any) -> dict[str, Any]:
     tracer, hook = agl.OtelTracer(), Ended()
     trainer = agl.Trainer(
         tracer=tracer,
@@ -52,10 +52,39 @@ def dev(algorithm: Any, **parts: Any) -> dict[str, Any]:
         initial_resources=RESOURCES,
         algorithm=algorithm,
         hooks=hook,
-        **parts,
     )
     trainer.dev(agent, [1, 13, 2], val_dataset=[3])
     return {"seen": sorted(hook.seen), "kind": type(trainer.algorithm).__name__}
+
+
+async def kept(store: Any) -> list[Any]:
+    """Return what a store has of each rollout."""
+    rollouts = await store.query_rollouts(sort_by="start_time")
+    return [
+        [
+            one.input,
+            one.mode,
+            one.status,
+            one.resources_id,
+            agl.find_final_reward(await store.query_spans(one.rollout_id, "latest")),
+        ]
+        for one in rollouts
+    ]
+
+
+def dev_elsewhere() -> list[Any]:
+    """Return what is in the trainer's store after two runner processes."""
+    tracer = agl.OtelTracer()
+    trainer = agl.Trainer(
+        tracer=tracer,
+        runner=runner(tracer),
+        n_runners=2,
+        port=free_port(),
+        initial_resources=RESOURCES,
+        algorithm=agl.Baseline(polling_interval=0.05),
+    )
+    trainer.dev(agent, [1, 13, 2], val_dataset=[3])
+    return asyncio.run(kept(trainer.store))
 
 
 class Slow(agl.Algorithm):
@@ -80,10 +109,12 @@ def deprecated(**parts: Any) -> list[Any]:
 
 baseline = agl.Baseline(polling_interval=0.05, max_queue_length=2, span_verbosity="none")
 found = {
+    "processes": dev_elsewhere(),
     "given": dev(baseline),
     "epochs": dev(agl.Baseline(polling_interval=0.05, n_epochs=2)),
-    "defaults": [type(trainer.store).__name__ for trainer in [fits()]]
-    + [type(getattr(fits(), name)).__name__ for name in ("adapter", "strategy", "runner")],
+    "defaults": [
+        type(getattr(fits(), name)).__name__ for name in ("store", "adapter", "strategy", "runner")
+    ],
     "no fast algorithm": fails(
         lambda: fits(algorithm=Slow(), strategy="shm").dev(agent, [1]), TypeError, "FastAlgorithm"
     ),

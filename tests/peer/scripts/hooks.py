@@ -10,8 +10,9 @@ from facts import answer, names
 
 agl: Any = importlib.import_module(sys.argv[1])
 logging.disable(logging.CRITICAL)
-CALLS: list[Any] = []
+CALLS: list[str] = []
 AT_END: list[int] = []
+GIVEN: dict[str, Any] = {}
 
 
 class Notes(agl.Hook):
@@ -24,7 +25,8 @@ class Notes(agl.Hook):
         shown = {key: type(value).__name__ for key, value in given.items() if key != "spans"}
         if "spans" in given:
             AT_END.append(len(names(given["spans"])))
-        CALLS.append([self.name, point, shown, given["rollout"].status])
+        CALLS.append(f"{self.name}: {point}")
+        GIVEN[point] = shown | {"status": given["rollout"].status}
 
     async def on_rollout_start(self, **given: Any) -> None:
         self.note("rollout start", given)
@@ -103,6 +105,7 @@ trainer = agl.Trainer(
 trainer.fit(agent, train_dataset=["works"])
 found["trainer"] = {
     "hooks": [type(hook).__name__ for hook in trainer.hooks],
-    "calls": [call[:2] if isinstance(call, list) else call for call in CALLS],
+    "calls": list(CALLS),
+    "given": GIVEN,
 }
 answer(found)

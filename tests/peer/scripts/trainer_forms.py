@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import socket
 import sys
 from typing import Any
 
@@ -56,71 +57,99 @@ class Scores(agl.Algorithm):
         }
 
 
-def instances() -> dict[str, Any]:
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def threads(form: str) -> dict[str, Any]:
+    """Return a strategy in a form; without a word the runner leads, so that it has to end."""
+    strategy = agl.SharedMemoryExecutionStrategy
+    led = {"main_thread": "algorithm"}
+    return {
+        "instance": {"strategy": strategy(**led)},
+        "class": {"strategy": strategy, "max_rollouts": 2},
+        "factory": {"strategy": lambda: strategy(**led)},
+        "path": {
+            "strategy": f"{HOME}.execution.shared_memory.{strategy.__name__}",
+            "max_rollouts": 2,
+        },
+        "name": {"strategy": "shm", "max_rollouts": 2},
+        "dict": {"strategy": {"type": "shm", **led}, "n_runners": 1},
+    }[form]
+
+
+def processes(form: str) -> dict[str, Any]:
+    """Return a strategy in a form."""
+    strategy, port = agl.ClientServerExecutionStrategy, free_port()
+    return {
+        "instance": {"strategy": strategy(n_runners=2, server_port=port)},
+        "class": {"strategy": strategy, "port": port},
+        "factory": {"strategy": lambda: strategy(server_port=port)},
+        "path": {"strategy": f"{HOME}.execution.client_server.{strategy.__name__}", "port": port},
+        "name": {"strategy": "cs", "n_runners": 2, "port": port},
+        "dict": {"strategy": {"type": "cs", "server_port": port}, "n_runners": 2},
+    }[form]
+
+
+def components(form: str) -> dict[str, Any]:
+    """Return the other components in a form; where there is no name for them, in another."""
     tracer = agl.OtelTracer()
     return {
-        "tracer": tracer,
-        "adapter": agl.TracerTraceToTriplet(),
-        "store": agl.InMemoryLightningStore(),
-        "runner": QuickRunner(tracer),
-        "algorithm": Scores("instance"),
-        "strategy": agl.SharedMemoryExecutionStrategy(n_runners=1, main_thread="algorithm"),
-    }
+        "instance": {
+            "tracer": tracer,
+            "adapter": agl.TracerTraceToTriplet(),
+            "store": agl.InMemoryLightningStore(),
+            "algorithm": Scores("instance"),
+        },
+        "class": {
+            "tracer": agl.OtelTracer,
+            "adapter": agl.TracerTraceToTriplet,
+            "store": agl.InMemoryLightningStore,
+            "runner": QuickRunner,
+            "algorithm": Scores,
+        },
+        "factory": {
+            "tracer": lambda: agl.OtelTracer(),
+            "adapter": lambda: agl.TracerTraceToTriplet(repair_hierarchy=False),
+            "store": lambda: agl.InMemoryLightningStore(),
+            "runner": lambda: QuickRunner(agl.OtelTracer()),
+            "algorithm": lambda: Scores("factory"),
+        },
+        "path": {
+            "tracer": f"{HOME}.tracer.otel.OtelTracer",
+            "adapter": f"{HOME}.adapter.triplet.TracerTraceToTriplet",
+            "store": f"{HOME}.store.memory.InMemoryLightningStore",
+            "runner": f"{__name__}.QuickRunner",
+            "algorithm": f"{__name__}.Scores",
+        },
+        "name": {"tracer": tracer, "runner": QuickRunner, "algorithm": Scores},
+        "dict": {
+            "tracer": {"type": f"{HOME}.tracer.otel.OtelTracer"},
+            "adapter": {"repair_hierarchy": False},
+            "store": {"type": f"{HOME}.store.memory.InMemoryLightningStore"},
+            "runner": {"type": f"{__name__}.QuickRunner"},
+            "algorithm": {"type": f"{__name__}.Scores", "tag": "dict"},
+        },
+    }[form]
 
 
-FORMS: dict[str, dict[str, Any]] = {
-    "instance": instances(),
-    "class": {
-        "tracer": agl.OtelTracer,
-        "adapter": agl.TracerTraceToTriplet,
-        "store": agl.InMemoryLightningStore,
-        "runner": QuickRunner,
-        "algorithm": Scores,
-        "strategy": agl.SharedMemoryExecutionStrategy,
-        "max_rollouts": 2,
-    },
-    "factory": {
-        "tracer": lambda: agl.OtelTracer(),
-        "adapter": lambda: agl.TracerTraceToTriplet(repair_hierarchy=False),
-        "store": lambda: agl.InMemoryLightningStore(),
-        "runner": lambda: QuickRunner(agl.OtelTracer()),
-        "algorithm": lambda: Scores("factory"),
-        "strategy": lambda: agl.SharedMemoryExecutionStrategy(main_thread="algorithm"),
-    },
-    "path": {
-        "tracer": f"{HOME}.tracer.otel.OtelTracer",
-        "adapter": f"{HOME}.adapter.triplet.TracerTraceToTriplet",
-        "store": f"{HOME}.store.memory.InMemoryLightningStore",
-        "runner": f"{__name__}.QuickRunner",
-        "algorithm": f"{__name__}.Scores",
-        "strategy": f"{HOME}.execution.shared_memory.SharedMemoryExecutionStrategy",
-        "max_rollouts": 2,
-    },
-    "name": {
-        "tracer": agl.OtelTracer(),
-        "runner": QuickRunner,
-        "algorithm": Scores,
-        "strategy": "shm",
-        "max_rollouts": 2,
-    },
-    "dict": {
-        "tracer": {"type": f"{HOME}.tracer.otel.OtelTracer"},
-        "adapter": {"repair_hierarchy": False},
-        "store": {"type": f"{HOME}.store.memory.InMemoryLightningStore"},
-        "runner": {"type": f"{__name__}.QuickRunner"},
-        "algorithm": {"type": f"{__name__}.Scores", "tag": "dict"},
-        "strategy": {"type": "shm", "main_thread": "algorithm"},
-        "n_runners": 1,
-    },
-}
-
-
-def run(form: dict[str, Any]) -> dict[str, Any]:
-    trainer = agl.Trainer(initial_resources=RESOURCES, **form)
+def run(form: str, strategy: dict[str, Any]) -> dict[str, Any]:
+    given = components(form)
+    if form == "instance":
+        given["runner"] = QuickRunner(given["tracer"])
+    trainer = agl.Trainer(initial_resources=RESOURCES, **given, **strategy)
     parts = ("tracer", "adapter", "store", "runner", "algorithm", "strategy")
     kinds = {part: type(getattr(trainer, part)).__name__ for part in parts}
     trainer.fit(agent, train_dataset=[1, 2])
     return {"kinds": kinds, "runners": trainer.n_runners, **trainer.algorithm.found}
 
 
-answer({name: run(form) for name, form in FORMS.items()})
+FORMS = ("instance", "class", "factory", "path", "name", "dict")
+answer(
+    {
+        "cs": {form: run(form, processes(form)) for form in FORMS},
+        "shm": {form: run(form, threads(form)) for form in FORMS},
+    }
+)

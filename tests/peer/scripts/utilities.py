@@ -33,7 +33,7 @@ def shown(found: Any) -> str:
 
 
 passes = batches(6, 2, 6)
-uneven = batches(5, 2, 5)
+uneven = batches(5, 2, 500)  # 200 passes
 counts = collections.Counter(itertools.chain(*uneven))
 path = f"{HOME}.tracer.otel.OtelTracer"
 memory = f"{HOME}.store.memory.InMemoryLightningStore"
@@ -43,8 +43,9 @@ env = agl.LightningEnvVar
 os.environ |= {"AGL_SERVER_PORT": "4321", "AGL_MANAGED_STORE": "off", "AGL_CURRENT_ROLE": "runner"}
 found = {
     "a pass has each row once": [sorted(itertools.chain(*passes[i : i + 3])) for i in (0, 3)],
-    "two passes have each row twice": sorted(counts.values()),
-    "sizes": [len(batch) for batch in uneven],
+    "200 passes have each row 200 times": set(counts.values()) == {200},
+    "a batch has no row twice": all(len(set(batch)) == len(batch) for batch in uneven),
+    "sizes": sorted({len(batch) for batch in uneven}),
     "larger than the dataset": [sorted(batch) for batch in batches(3, 4, 2)],
     "as large": [sorted(batch) for batch in batches(3, 3, 2)],
     "as large, shuffled": any(batch != list(range(50)) for batch in batches(50, 50, 2)),
