@@ -30,7 +30,7 @@ def build_algorithm(config: RunConfig) -> IterativeAlgorithm[Any]:
     algorithm = VERL(overrides, config.min_group_size)
     if algorithm.server_settings:
         raise ConfigError(
-            f"{', '.join(algorithm.server_settings)}: settings of vLLM, but the policy is served "
-            "by the embedded engine; leave them out"
+            f"{', '.join(algorithm.server_settings)}: settings of vLLM's launch; where vLLM shall "
+            "serve, give them as arguments in serving.vllm, else leave them out"
         )
     return algorithm

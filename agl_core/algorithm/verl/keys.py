@@ -171,8 +171,8 @@ RULES: dict[str, Verdict] = {
     ROLLOUT: _refused("rollouts run in the pipeline's shards, not in VERL"),
     ROLLOUT + "n": _HONOURED,  # rollouts of one input
     ROLLOUT + "temperature": _HONOURED,
-    ROLLOUT + "top_p": _SERVER,
-    ROLLOUT + "top_k": _SERVER,
+    ROLLOUT + "top_p": _HONOURED,
+    ROLLOUT + "top_k": _HONOURED,
     ROLLOUT + "do_sample": _refused("training rollouts are sampled"),
     ROLLOUT + "log_prob_micro_batch_size": _BATCH_SIZE,
     ROLLOUT + "log_prob_micro_batch_size_per_gpu": _HONOURED,  # null is the actor's
@@ -190,8 +190,8 @@ RULES: dict[str, Verdict] = {
     ROLLOUT + "val_kwargs.n": _HONOURED,
     ROLLOUT + "val_kwargs.temperature": _HONOURED,
     ROLLOUT + "val_kwargs.do_sample": _HONOURED,  # false is temperature 0
-    ROLLOUT + "val_kwargs.top_p": _SERVER,
-    ROLLOUT + "val_kwargs.top_k": _SERVER,
+    ROLLOUT + "val_kwargs.top_p": _HONOURED,
+    ROLLOUT + "val_kwargs.top_k": _HONOURED,
     ROLLOUT + "name": _SERVER,
     ROLLOUT + "gpu_memory_utilization": _SERVER,
     ROLLOUT + "tensor_model_parallel_size": _SERVER,

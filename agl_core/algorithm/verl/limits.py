@@ -96,6 +96,12 @@ def _numbers(config: DictConfig) -> Iterator[str]:
         )
     if not config.actor_rollout_ref.rollout.temperature > 0:
         yield f"{ROLLOUT}temperature must be above 0: training rollouts are sampled"
+    for section in (ROLLOUT, ROLLOUT + "val_kwargs."):
+        top_p, top_k = (OmegaConf.select(config, section + name) for name in ("top_p", "top_k"))
+        if not 0 < top_p <= 1:
+            yield f"{section}top_p={top_p}: must be above 0 and at most 1"
+        if type(top_k) is not int or not (top_k == -1 or top_k > 0):
+            yield f"{section}top_k={top_k}: expected a whole number above 0, or -1 for all tokens"
     batch_size = config.data.train_batch_size
     for section in (ACTOR, CRITIC):
         mini_batch_size = OmegaConf.select(config, section + "ppo_mini_batch_size")

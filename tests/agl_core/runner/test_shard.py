@@ -94,6 +94,17 @@ async def test_everything_is_written_when_the_shard_ends(rollouts: FaultySet, se
     assert shown[-1] == (6, 6)
 
 
+async def test_top_p_and_top_k_of_the_resources_are_in_every_request(rollouts: FaultySet, server):
+    sampling = {"temperature": 0.6, "top_p": 0.9, "extra_body": {"top_k": 5}}
+    validation = RolloutSet(IterationLedger(rollouts.storage, "run", 0), "val")
+    validation.write_requests(rollouts.read_requests(), POLICY, sampling)
+    validation.claim(range(6))
+    await run_all(make_shard(validation, server))
+    assert {(body["temperature"], body["top_p"], body["top_k"]) for body in server.requests} == {
+        (0.6, 0.9, 5)
+    }
+
+
 async def test_a_flush_under_way_is_waited_for(rollouts: FaultySet, server):
     rollouts.delay_seconds = 0.4
     await run_all(make_shard(rollouts, server))

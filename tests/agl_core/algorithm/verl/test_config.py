@@ -65,7 +65,7 @@ def test_every_unsupported_key_is_listed_with_its_reason():
         "actor_rollout_ref.model.override_config.attn_implementation": "eager",
         ACTOR + "checkpoint.async_save": True,
         "data.truncation": "left",
-        "actor_rollout_ref.rollout.top_p": 0.9,
+        "actor_rollout_ref.rollout.dtype": "float32",
     }
     with pytest.raises(ConfigError) as caught:
         compose(SETTINGS | refused, gpu=False)
@@ -76,7 +76,8 @@ def test_every_unsupported_key_is_listed_with_its_reason():
 
 def test_an_unsupported_key_at_verls_default_is_accepted():
     same = {ACTOR + "use_kl_loss": False, "actor_rollout_ref.model.lora_rank": 0}
-    compose(SETTINGS | same | {"actor_rollout_ref.rollout.top_p": 1.0, "algorithm.gamma": 1.0})
+    same |= {"actor_rollout_ref.rollout.dtype": "bfloat16", "algorithm.gamma": 1.0}
+    compose(SETTINGS | same)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,23 @@ def test_correction_of_truncated_sampling_is_refused():
         "actor_rollout_ref.rollout.top_p": 0.9,
     }
     with pytest.raises(ConfigError, match="another distribution"):
-        compose(normalise(SETTINGS) | truncated, gpu=True)
+        compose(normalise(SETTINGS) | truncated)
+
+
+def test_validation_may_be_truncated_whatever_training_corrects():
+    key = "actor_rollout_ref.rollout.val_kwargs."
+    corrected = {"algorithm.rollout_correction.rollout_is": "token"}
+    compose(normalise(SETTINGS) | corrected | {key + "top_p": 0.9, key + "top_k": 20})
+
+
+@pytest.mark.parametrize("section", ["rollout.", "rollout.val_kwargs."])
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_p", 0), ("top_p", 1.1), ("top_k", 0), ("top_k", -2)]
+)
+def test_truncation_that_leaves_nothing_to_sample_is_refused(section, name, value):
+    key = f"actor_rollout_ref.{section}{name}"
+    with pytest.raises(ConfigError, match=f"{key}={value}"):
+        compose(normalise(SETTINGS) | {key: value})
 
 
 CALC_X = {

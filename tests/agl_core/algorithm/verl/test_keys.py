@@ -73,6 +73,14 @@ def requests(config: dict[str, Any], mode: str = "train") -> Any:
     return verl.propose(state) if mode == "train" else verl.validation(state)
 
 
+def sampled_validation(name: str, value: float) -> dict[str, Any]:
+    """Return the sampling parameters of a validation that is not greedy."""
+    section = ROLLOUT + "val_kwargs."
+    return requests(
+        GAE | {section + "do_sample": True, section + name: value}, "val"
+    ).sampling_parameters
+
+
 def validated(config: dict[str, Any], step: int) -> bool:
     verl = VERL(config)
     state = verl.start(BASE.model_copy(update={"path": None}), range(20), range(8))
@@ -104,18 +112,15 @@ EFFECTS: dict[str, bool] = {
     "data.shuffle": differ(requests, **key("data.shuffle", False)),
     ROLLOUT + "n": differ(requests, **key(ROLLOUT + "n", 3)),
     ROLLOUT + "temperature": differ(requests, **key(ROLLOUT + "temperature", 0.5)),
+    ROLLOUT + "top_p": differ(requests, **key(ROLLOUT + "top_p", 0.5)),
+    ROLLOUT + "top_k": differ(requests, **key(ROLLOUT + "top_k", 5)),
+    ROLLOUT + "val_kwargs.top_p": sampled_validation("top_p", 0.5)["top_p"] == 0.5,
+    ROLLOUT + "val_kwargs.top_k": sampled_validation("top_k", 5)["extra_body"] == {"top_k": 5},
     ROLLOUT + "val_kwargs.n": differ(
         lambda config: requests(config, "val"), **key(ROLLOUT + "val_kwargs.n", 3)
     ),
-    ROLLOUT + "val_kwargs.do_sample": requests(
-        GAE | {ROLLOUT + "val_kwargs.do_sample": True, ROLLOUT + "val_kwargs.temperature": 0.5},
-        "val",
-    ).sampling_parameters["temperature"]
-    == 0.5,
-    ROLLOUT + "val_kwargs.temperature": requests(
-        GAE | {ROLLOUT + "val_kwargs.do_sample": True, ROLLOUT + "val_kwargs.temperature": 0.7},
-        "val",
-    ).sampling_parameters["temperature"]
+    ROLLOUT + "val_kwargs.do_sample": sampled_validation("temperature", 0.5)["temperature"] == 0.5,
+    ROLLOUT + "val_kwargs.temperature": sampled_validation("temperature", 0.7)["temperature"]
     == 0.7,
     "trainer.total_training_steps": differ(
         lambda config: VERL(config).num_iterations(
