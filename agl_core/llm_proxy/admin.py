@@ -18,8 +18,8 @@ from agl_core.errors import ConfigError, TransientError
 from agl_core.llm_proxy.accounts import Accounts
 from agl_core.llm_proxy.backends import Backend, Backends
 from agl_core.llm_proxy.capture import JsonObject
+from agl_core.llm_proxy.exchange import check_token, parse_body
 from agl_core.llm_proxy.gate import Gate
-from agl_core.llm_proxy.handler import check_token, parse_body
 from agl_core.llm_proxy.refusal import Refusal, error_response, json_response
 
 

@@ -1,6 +1,7 @@
 """The proxy's HTTP side: which path is served by what.
 
     POST .../chat/completions | completions | messages | responses     model calls (`attribution`)
+    POST .../messages/count_tokens                                     how long a prompt would be
     GET  /health
     ...  /admin/...                                                    with its own token (`admin`)
 
@@ -27,6 +28,7 @@ from agl_core.llm_proxy.backends import Backends
 from agl_core.llm_proxy.chat import ChatDialect
 from agl_core.llm_proxy.completions import CompletionsDialect
 from agl_core.llm_proxy.config import ProxyConfig
+from agl_core.llm_proxy.count_tokens import TokenCounter
 from agl_core.llm_proxy.dialect import Dialect
 from agl_core.llm_proxy.gate import Gate
 from agl_core.llm_proxy.handler import CallHandler, CallSource
@@ -44,6 +46,7 @@ DIALECTS: dict[str, Dialect] = {
     "messages": MessagesDialect(),
     "responses": ResponsesDialect(),
 }
+COUNT = "messages/count_tokens"
 
 
 class ProxyApp:
@@ -66,6 +69,7 @@ class ProxyApp:
             max_tries=config.max_tries,
         )
         self._handler = CallHandler(config, calls, upstream, self.gate, self.accounts)
+        self._count = TokenCounter(config, upstream, DIALECTS["messages"])
         self._upstream = upstream
         self._others = Starlette(
             routes=[Route("/health", _health, methods=["GET"]), *self._admin_routes()],
@@ -76,9 +80,12 @@ class ProxyApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] == "http" and scope["method"] == "POST":
-            dialect = DIALECTS.get(find_kind(scope["path"]) or "")
-            if dialect is not None:
-                await self._handler.serve(dialect, scope, receive, send)
+            kind = find_kind(scope["path"]) or ""
+            if kind in DIALECTS:
+                await self._handler.serve(DIALECTS[kind], scope, receive, send)
+                return
+            if kind == COUNT:
+                await self._count(scope, receive, send)
                 return
         await self._others(scope, receive, send)
 
@@ -116,7 +123,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
-    is_call = find_kind(request.url.path) in DIALECTS
+    is_call = find_kind(request.url.path) in (*DIALECTS, COUNT)
     status = 405 if is_call else getattr(error, "status_code", 404)
     message = (
         f"{request.method} {request.url.path} is not served here; the base URL of a client is "

@@ -20,6 +20,8 @@ from agl_core.llm_proxy.capture import JsonObject
 
 logger = logging.getLogger(__name__)
 
+TOKENIZE_PATH = "/tokenize"
+"""Where vLLM counts tokens; not a route of OpenAI's, so not below `/v1`."""
 _SLACK = 4
 """Calls that a preferred server may have above 5/4 of what the least loaded one has."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
@@ -61,6 +63,7 @@ class LiveBackend:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.base_url = backend.url.rstrip("/")
+        self._root = self.base_url.removesuffix("/v1")
         self.num_in_flight = 0
         self.is_up = True
         self._headers = {"content-type": "application/json"}
@@ -71,11 +74,16 @@ class LiveBackend:
     async def post(self, path: str, content: bytes) -> aiohttp.ClientResponse:
         """Send a JSON request and return the answer's beginning; the caller reads and closes it.
 
+        Args:
+            path: Below the base URL; `TOKENIZE_PATH` is beside its `/v1`.
+            content: The request.
+
         Raises:
             aiohttp.ClientError: No connection, or it broke.
             TimeoutError: The connection did not come about.
         """
-        return await self._connected().post(f"{self.base_url}{path}", data=content)
+        base = self._root if path == TOKENIZE_PATH else self.base_url
+        return await self._connected().post(f"{base}{path}", data=content)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -105,7 +113,7 @@ class LiveBackend:
 
     async def probe(self) -> None:
         """Ask for its health."""
-        url = f"{self.base_url.removesuffix('/v1')}/health"
+        url = f"{self._root}/health"
         try:
             async with self._connected().get(url, timeout=_PROBE_TIMEOUT) as response:
                 self.mark(is_up=response.status < 500)

@@ -1,29 +1,26 @@
 """Serves one model call: checks it, records it, forwards it, answers in the agent's dialect."""
 
-import asyncio
-import hmac
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agl_core.errors import TraceError, TransientError, UpstreamError
+from agl_core.errors import TraceError, TransientError
 from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.accounts import Accounts
 from agl_core.llm_proxy.attribution import Attribution, find_attribution
-from agl_core.llm_proxy.backends import UnknownModel
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.dialect import Dialect
+from agl_core.llm_proxy.exchange import check_token, read_body, send_on
 from agl_core.llm_proxy.gate import Gate
 from agl_core.llm_proxy.record import CallRecord
-from agl_core.llm_proxy.refusal import Refusal, json_response, while_connected
+from agl_core.llm_proxy.refusal import Refusal, json_response
 from agl_core.llm_proxy.relay import StreamedResponse
 from agl_core.llm_proxy.sampling import fill_in, find_unsupported
-from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream, UpstreamTimeout
+from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream
 from agl_core.tracer.base import ModelCall
 
 _PASSED_HEADERS = ("retry-after", "x-request-id")
@@ -118,7 +115,7 @@ class CallHandler:
         self, dialect: Dialect, request: Request, record: CallRecord, whose: Attribution
     ) -> Response:
         """Forward one call and record it."""
-        body = await self._read_body(request)
+        body = await read_body(request, self._config)
         rollout_seed = self._config.rollout_seeds.get(whose.rollout_id, whose.rollout_id)
         asked = fill_in(dialect.ask(body), self._sampling[whose.mode])
         reason = find_unsupported(asked)
@@ -128,7 +125,7 @@ class CallHandler:
         if reason is not None:
             raise Refusal(400, reason, "unsupported")
         num_choices = asked.get("n") or 1
-        reply = await while_connected(request.receive, self._send(dialect, asked))
+        reply = await send_on(self._upstream, dialect.upstream_path, asked, request.receive)
         try:
             self._check_reply(reply, asked, record)
             if isinstance(reply, UpstreamStream):
@@ -164,66 +161,6 @@ class CallHandler:
         if reason := capture.find_other_policy(policy, model, reply.status, reply.headers):
             # 503: neither the agent's mistake nor for ever.
             raise Refusal(503, reason, "other_policy")
-
-    async def _read_body(self, request: Request) -> JsonObject:
-        """Read the request's JSON object, within the limits of size and time."""
-        limit, seconds = self._config.max_request_bytes, self._config.request_seconds
-        content = bytearray()
-        try:
-            async with asyncio.timeout(seconds):
-                async for chunk in request.stream():
-                    content += chunk
-                    if len(content) > limit:
-                        message = f"the request is larger than {limit} bytes"
-                        raise Refusal(413, message, "too_large")
-        except TimeoutError as error:
-            message = f"the request did not arrive within {seconds:g} s"
-            raise Refusal(408, message, "too_slow") from error
-        except ClientDisconnect as error:
-            message = "the agent closed the connection before it had sent its request"
-            raise Refusal(499, message, "client_closed") from error
-        return parse_body(bytes(content))
-
-    async def _send(self, dialect: Dialect, asked: JsonObject) -> UpstreamReply | UpstreamStream:
-        """Send the request on; no answer becomes 504 or 502."""
-        try:
-            return await self._upstream.send(dialect.upstream_path, asked)
-        except UnknownModel as error:
-            raise Refusal(404, str(error), "model_not_found") from error
-        except UpstreamTimeout as error:
-            raise Refusal(504, str(error), "upstream_timeout") from error
-        except UpstreamError as error:
-            raise Refusal(502, str(error), "upstream_unreachable") from error
-
-
-def check_token(headers: Mapping[str, str], token: str | None) -> None:
-    """Return if a request has the token, as OpenAI's or as Anthropic's clients send it.
-
-    Raises:
-        Refusal: It does not, and one is set.
-    """
-    if token is None:
-        return
-    bearer = headers.get("authorization", "").removeprefix("Bearer ")
-    for sent in (bearer, headers.get("x-api-key", "")):
-        if hmac.compare_digest(sent.encode(), token.encode()):
-            return
-    raise Refusal(401, "this proxy wants its token as the API key", "invalid_token")
-
-
-def parse_body(content: bytes) -> JsonObject:
-    """Return a JSON object.
-
-    Raises:
-        Refusal: It is none.
-    """
-    try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise Refusal(400, f"the request is not JSON: {error}", "invalid_json") from error
-    if not isinstance(body, dict):
-        raise Refusal(400, "the request is not a JSON object", "invalid_json")
-    return body
 
 
 def _parse_answer(reply: UpstreamReply, num_choices: int) -> JsonObject:

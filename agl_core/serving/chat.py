@@ -14,117 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agl_core.errors import ConfigError
 from agl_core.serving.answers import Answer, JsonObject, TokenText, json_logprob
+from agl_core.serving.conversation import Conversation
 from agl_core.serving.generation import Completion, SampledToken, ServedPolicy
 from agl_core.serving.requests import SamplingFields, TokenIds
 from agl_core.serving.tool_calls import ToolCall, ToolCallParser
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class TextPart(BaseModel):
-    """A part of a message's content."""
-
-    model_config = _STRICT
-
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(BaseModel):
-    """What an earlier turn called."""
-
-    model_config = _STRICT
-
-    name: str
-    arguments: str
-    """A JSON object."""
-    parsed_arguments: Any = None
-    """The same, which OpenAI's client adds where it read a stream; not read."""
-
-
-class EarlierCall(BaseModel):
-    """A tool call of an earlier turn."""
-
-    model_config = _STRICT
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: int | None = None
-    """Its place in the stream that it came in; not read."""
-
-
-class ChatMessage(BaseModel):
-    """One message."""
-
-    model_config = _STRICT
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[EarlierCall] = []
-    """Of the assistant."""
-    tool_call_id: str | None = None
-    """Which call a tool's message answers."""
-    name: str | None = None
-    """Of a tool."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_absent(cls, value: Any) -> Any:
-        """Drop null and empty extras, which clients send when they echo a message of ours."""
-        if not isinstance(value, dict):
-            return value
-        known, absent = cls.model_fields, (None, [])
-        return {
-            key: item
-            for key, item in value.items()
-            if item is not None and (key in known or item not in absent)
-        }
-
-    @model_validator(mode="after")
-    def _check(self) -> "ChatMessage":
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("tool_calls: only of the assistant")
-        if self.role != "tool" and (self.name is not None or self.tool_call_id is not None):
-            raise ValueError("name and tool_call_id: only of a tool's message")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content: a message without tool_calls needs one")
-        return self
-
-    def for_template(self) -> JsonObject:
-        """Return the message as chat templates take it: one text, arguments as objects.
-
-        Raises:
-            ConfigError: The arguments of a call are not a JSON object.
-        """
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        message: JsonObject = {"role": self.role, "content": content}
-        if self.tool_calls:
-            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
-        extras = {"tool_call_id": self.tool_call_id, "name": self.name}
-        return message | {name: text for name, text in extras.items() if text is not None}
-
-
-class Function(BaseModel):
-    """A function that the model may call."""
-
-    model_config = _STRICT
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(BaseModel):
-    """A tool that the model may use."""
-
-    model_config = _STRICT
-
-    type: Literal["function"]
-    function: Function
 
 
 class TextFormat(BaseModel):
@@ -135,16 +30,14 @@ class TextFormat(BaseModel):
     type: Literal["text"]
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(Conversation, SamplingFields):
     """The fields of `POST /v1/chat/completions` that the engine honours."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name of `max_tokens`; without either, whatever the model has room for."""
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[Tool] | None = Field(default=None, min_length=1)
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None
     response_format: TextFormat | None = None
@@ -170,18 +63,6 @@ class ChatRequest(SamplingFields):
         """Return the most tokens to sample, or None where the request leaves it open."""
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
-
-    def template_messages(self) -> list[JsonObject]:
-        """Return the messages as a chat template takes them.
-
-        Raises:
-            ConfigError: The arguments of an earlier call are not a JSON object.
-        """
-        return [message.for_template() for message in self.messages]
-
-    def template_tools(self) -> list[JsonObject]:
-        """Return the tools as a chat template takes them."""
-        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
 
     def forced_ids(self) -> list[int] | None:
         """Return the ids to continue with, or None.
@@ -301,15 +182,3 @@ class ChatAnswer(Answer):
     def _entry(self, token_id: int, logprob: float) -> JsonObject:
         text = self.token_text(token_id)
         return {"token": text, "logprob": json_logprob(logprob), "bytes": list(text.encode())}
-
-
-def _call_for_template(call: EarlierCall) -> JsonObject:
-    """Return an earlier call with its arguments as an object."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except ValueError as error:
-        raise ConfigError(f"messages: arguments of {call.function.name}: {error}") from error
-    if not isinstance(arguments, dict):
-        raise ConfigError(f"messages: arguments of {call.function.name} are not a JSON object")
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}

@@ -2,6 +2,8 @@
 
     POST /v1/chat/completions   `agl_core.serving.chat` says which fields
     POST /v1/completions        `agl_core.serving.completions` says which
+    POST /tokenize              {"model", "messages", "tools"} -> {"count", "max_model_len",
+                                "tokens"}, as vLLM's
     GET  /v1/models             the served version, as OpenAI lists models
     GET  /policy                {"version", "weights_digest", "tokenizer_digest",
                                 "chat_template_digest"}
@@ -38,6 +40,7 @@ from agl_core.llm_proxy.refusal import Refusal, error_response, while_connected
 from agl_core.serving.answers import DONE, Answer, error_answer, event
 from agl_core.serving.chat import ChatAnswer, ChatRequest
 from agl_core.serving.completions import CompletionAnswer, CompletionRequest
+from agl_core.serving.conversation import TokenizeRequest
 from agl_core.serving.decoding import LoadedPolicy
 from agl_core.serving.engine import Engine, not_served
 from agl_core.serving.generation import Completion, GenerationRequest, ServedPolicy
@@ -73,6 +76,7 @@ class EngineRoutes:
         return [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/policy", self.policy, methods=["GET"]),
             Route("/policy", self.load, methods=["POST"]),
@@ -83,7 +87,7 @@ class EngineRoutes:
     async def chat(self, http_request: Request) -> Response:
         """Sample the choices of one chat completion."""
         request = parse_body(ChatRequest, await http_request.body())
-        policy = self._served_policy(request)
+        policy = self._served_policy(request.model)
         prompt_ids = policy.encode(request.template_messages(), request.template_tools())
         limit = request.limit() or max(1, policy.served.max_positions - len(prompt_ids))
         generations = request.generations(
@@ -99,7 +103,7 @@ class EngineRoutes:
     async def complete(self, http_request: Request) -> Response:
         """Sample the choices of one completion."""
         request = parse_body(CompletionRequest, await http_request.body())
-        policy = self._served_policy(request)
+        policy = self._served_policy(request.model)
         prompt = request.prompt
         prompt_ids = policy.encode_text(prompt) if isinstance(prompt, str) else prompt
         if not prompt_ids:
@@ -114,11 +118,19 @@ class EngineRoutes:
         answer = CompletionAnswer(request, prompt_ids, policy.token_text)
         return await self._answer(http_request, request, generations, answer)
 
-    def _served_policy(self, request: SamplingFields) -> LoadedPolicy:
+    async def tokenize(self, http_request: Request) -> Response:
+        """Return the ids of the prompt that a conversation makes."""
+        request = parse_body(TokenizeRequest, await http_request.body())
+        policy = self._served_policy(request.model)
+        ids = policy.encode(request.template_messages(), request.template_tools())
+        body = {"count": len(ids), "max_model_len": policy.served.max_positions, "tokens": ids}
+        return _json(body, headers=_policy_headers(policy.served))
+
+    def _served_policy(self, version: str) -> LoadedPolicy:
         """Return the policy that is served now; another one is refused."""
         policy = self._engine.loaded
-        if request.model != policy.served.version:
-            raise not_served(request.model, policy.served.version)
+        if version != policy.served.version:
+            raise not_served(version, policy.served.version)
         return policy
 
     def _forced(self, ids: list[int] | None) -> list[int] | None:

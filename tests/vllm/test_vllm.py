@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from anthropic import Anthropic
 from openai import OpenAI
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -182,6 +183,20 @@ def test_streamed_and_plain_calls_record_the_backends_own_ids_and_logprobs(
             [entry["logprob"] for entry in choice["logprobs"]["content"]], abs=1e-6
         )
         check_recorded(attributes, "v000000", folders["first"])
+
+
+def test_tokens_are_counted_by_vllms_tokenizer(
+    server: ModelServer, folders: dict[str, Path]
+) -> None:
+    policy = reference("v000000", folders["first"])
+    config = ProxyConfig(backend_url=f"{server.url}/v1", policy=policy)
+    with (
+        ProxyServer(config, OtelTracer()) as proxy,
+        Anthropic(base_url=f"{proxy.url}/rollout/ro-1/attempt/at-1", api_key="none") as client,
+    ):
+        counted = client.messages.count_tokens(model="v000000", messages=HELLO)
+    _, attributes = Recorded(server, policy).call(stream=False)
+    assert counted.input_tokens == len(attributes[semconv.PROMPT_TOKEN_IDS])
 
 
 def test_reloaded_weights_answer_under_their_version(

@@ -7,7 +7,7 @@ alone and stands alone. With it, vLLM answers as our engine does:
     GET  /policy    {"version", "weights_digest", "engine": "vllm", "vllm", "logprobs_mode"}
     POST /policy    {"version", "path", "weights_digest"}: serve a folder, then the same answer
     POST /v1/...    a policy's version is the model's name; each answer names in its headers the
-                    policy that gave it
+                    policy that gave it; so does POST /tokenize
 
 A folder of weights replaces those that are served: new calls are refused (503, Retry-After), those
 that run are waited for, then vLLM is paused (which clears its prefix cache), reloaded, resumed, and
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger("vllm.agl_policy")
 
-_GENERATING = ("/v1/chat/completions", "/v1/completions")
+_WITH_POLICY = ("/v1/chat/completions", "/v1/completions", "/tokenize")
 _DRAIN_SECONDS = 600.0
 
 
@@ -103,8 +103,8 @@ class PolicyMiddleware:
             self._check_token(scope)
             if scope["path"] == "/policy":
                 await self._answer_policy(scope, receive, send)
-            elif scope["path"] in _GENERATING and scope["method"] == "POST":
-                await self._generate(scope, receive, send)
+            elif scope["path"] in _WITH_POLICY and scope["method"] == "POST":
+                await self._pass_on(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         except Failure as failure:
@@ -119,7 +119,7 @@ class PolicyMiddleware:
         if self._token is not None and not hmac.compare_digest(given, expected):
             raise Failure(401, "a bearer token is required", "invalid_api_key")
 
-    async def _generate(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a call on under vLLM's name of the policy."""
         body = await _read_json(receive)
         served = self._served.get(str(body.get("model")))

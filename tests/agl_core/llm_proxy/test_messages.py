@@ -238,8 +238,6 @@ def test_errors_are_raised_by_the_client():
             client(setup).messages.create(
                 **ASK, thinking={"type": "enabled", "budget_tokens": 1024}
             )
-        with pytest.raises(anthropic.NotFoundError, match="count_tokens"):
-            client(setup).messages.count_tokens(model="m", messages=ASK["messages"])
 
 
 def test_stream_that_breaks_off_is_raised_by_the_client():
