@@ -100,5 +100,6 @@ def _run_algorithm(
                 event,
                 name="the algorithm",
                 grace_seconds=grace_seconds,
+                must_finish=True,
             )
         )

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -56,8 +57,13 @@ class Child:
             name=name,
             daemon=False,  # agents may start processes
         )
-        self._process.start()
+        with warnings.catch_warnings():
+            # From Python 3.12 on, where the process has threads: the supervisor uses none of what
+            # they may hold, and forks the runners itself, without threads.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
         words.close()
+        self._is_over = False
         self._error: tuple[str, bytes | None] | None = None
 
     @property
@@ -75,7 +81,8 @@ class Child:
         """How it ended: negative for a signal; None while it runs."""
         self._listen()  # before: a long message would block its end
         code = self._process.exitcode
-        if code is not None:
+        if code is not None and not self._is_over:
+            self._is_over = True
             self._listen()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)  # what its agents left behind
@@ -119,18 +126,22 @@ def end(children: Sequence[Child], graceful_seconds: float, terminate_seconds: f
     Returns:
         What is to be said of those that had to be killed.
     """
-    _await_end(children, graceful_seconds)
-    for number, seconds in (
-        (signal.SIGINT, terminate_seconds),
-        (signal.SIGTERM, terminate_seconds),
-        (signal.SIGKILL, KILL_SECONDS),
-    ):
-        for child in children:
-            if child.exit_code is None:
-                logger.warning("%s still runs: %s", child.name, number.name)
-                child.signal(number)
-        _await_end(children, seconds)
+    try:
+        _await_end(children, graceful_seconds)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            _signal(children, number)
+            _await_end(children, terminate_seconds)
+    finally:  # also where somebody presses Ctrl-C again
+        _signal(children, signal.SIGKILL)
+        _await_end(children, KILL_SECONDS)
     return [f"{child.name} cannot be killed" for child in children if child.exit_code is None]
+
+
+def _signal(children: Sequence[Child], number: signal.Signals) -> None:
+    for child in children:
+        if child.exit_code is None:
+            logger.warning("%s still runs: %s", child.name, number.name)
+            child.signal(number)
 
 
 def _await_end(children: Sequence[Child], seconds: float) -> None:
@@ -168,6 +179,8 @@ def _live(
         with contextlib.suppress(OSError):
             words.send_bytes(pickle.dumps(_last_words(error)))
         sys.exit(1)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending
 
 
 def _last_words(error: BaseException) -> tuple[str, bytes | None]:

@@ -20,13 +20,14 @@ from agl_core.errors import ConfigError
 from agl_core.execution.algorithm_process import run_with_runner_here
 from agl_core.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agl_core.execution.events import MultiprocessingEvent, ThreadingEvent
-from agl_core.execution.loops import attend, run_to_end
+from agl_core.execution.loops import AlgorithmStopped, attend, run_to_end
 from agl_core.execution.runner_processes import (
     CrashPolicy,
     RunnerProcesses,
     RunnerSettings,
     StartMethod,
     Work,
+    preload,
 )
 from agl_core.execution.signals import sigterm_interrupts
 from agl_core.execution.spawning import check_picklable
@@ -181,22 +182,27 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 event,
                 name="the algorithm",
                 grace_seconds=self.graceful_timeout,
+                must_finish=True,
             )
 
     def _run_runners(self, runner: RunnerBundle, store: LightningStore) -> None:
         """Supervise runners here, for a store that is elsewhere."""
+        probe = store
         if self.managed_store:
             from agl_core.store.client import LightningStoreClient
 
             host = f"[{self.server_host}]" if ":" in self.server_host else self.server_host
             store = LightningStoreClient(f"http://{host}:{self.server_port}")
+            probe = LightningStoreClient(store.server_address, retry_delays=())
         check_shared(store)
         work = Work(runner, store)
         self._check_sent(work)
-        run_to_end(lambda: await_answer(store, self.connect_timeout))
+        run_to_end(lambda: await_answer(probe, self.connect_timeout))
         event = MultiprocessingEvent(get_context(self.start_method))
+        packed = work.packed(self.start_method)
+        preload(packed)
         try:
-            RunnerProcesses(self.settings, work.packed(self.start_method), None, event).run()
+            RunnerProcesses(self.settings, packed, None, event).run()
         finally:
             event.close()
 
@@ -209,6 +215,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         try:
             run_to_end(lambda: self._lead(supervisor, algorithm, store, event))
             supervisor.verify()
+        except AlgorithmStopped:
+            supervisor.verify()
+            raise
         finally:
             supervisor.kill()
             event.close()
@@ -229,6 +238,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                     event,
                     name="the algorithm",
                     grace_seconds=self.graceful_timeout,
+                    must_finish=True,
                     check=lambda: supervisor.check(ours),
                 )
             finally:

@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
 
 
+class AlgorithmStopped(ExecutionError):  # noqa: N818 - others have the error
+    """An algorithm was cancelled because the event was set; why, others know."""
+
+
 async def attend(
     work: Coroutine[Any, Any, None],
     event: ExecutionEvent,
@@ -25,6 +29,7 @@ async def attend(
     grace_seconds: float,
     check: Callable[[], Awaitable[None]] | None = None,
     tick_seconds: float = TICK_SECONDS,
+    must_finish: bool = False,
 ) -> None:
     """Await a bundle; once the event is set it has the grace to end, then is cancelled, and has the
     grace once more.
@@ -38,9 +43,11 @@ async def attend(
         grace_seconds: How long each of the two waits may take.
         check: Called every tick; what it raises ends the bundle at once.
         tick_seconds: Between two looks at the event.
+        must_finish: Whether it is an error where the bundle had to be cancelled.
 
     Raises:
         Exception: What the bundle, or the check, raised.
+        AlgorithmStopped: It was cancelled, and must finish.
         ExecutionError: The bundle was cancelled by something of its own, or did not end in time.
     """
     task = asyncio.create_task(work)
@@ -63,6 +70,8 @@ async def attend(
     except BaseException:
         event.set()
         raise
+    if was_cancelled and must_finish:
+        raise AlgorithmStopped(f"{name} was stopped before its end, with all of its runners")
 
 
 async def _cancel(task: asyncio.Task[None], grace_seconds: float) -> bool:

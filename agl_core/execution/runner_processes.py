@@ -11,6 +11,7 @@ Where the trainer's process has nothing but runners it is the supervisor itself.
 import asyncio
 import logging
 import pickle
+import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -117,10 +118,15 @@ class RunnerProcesses:
                     time.sleep(TICK_SECONDS)
                 self._look()
         finally:
-            self._event.set()
             told = list(self._running.values())
+            if told:  # else all have ended by themselves, and the algorithm may go on
+                self._event.set()
             problems = end(told, graceful, self._settings.terminate_seconds)
-        problems += [one.description for one in told if not self._is_allowed(one)]
+        problems += [
+            one.description
+            for one in told  # SIGINT ends a process that has not begun yet
+            if not self._is_allowed(one) and one.exit_code != -signal.SIGINT
+        ]
         if problems:
             raise ExecutionError(f"the runners did not end as they should: {'; '.join(problems)}")
 
@@ -181,9 +187,16 @@ def supervise(
     Raises:
         ExecutionError: See `RunnerProcesses.run`.
     """
+    preload(work)
     store = await_store(told, event, parent_pid)
     if store is not None:
         RunnerProcesses(settings, work, store[0], event, parent_pid).run()
+
+
+def preload(work: "Work | bytes") -> None:
+    """Load what runners need once for all, where they are forked and their bundle knows how."""
+    if isinstance(work, Work) and hasattr(work.bundle, "preload"):
+        work.bundle.preload()
 
 
 def await_store(

@@ -11,7 +11,7 @@ from agl_core.env_var import LightningEnvVar, resolve_bool_env_var
 from agl_core.errors import ConfigError
 from agl_core.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agl_core.execution.events import ThreadingEvent
-from agl_core.execution.loops import attend, run_to_end
+from agl_core.execution.loops import AlgorithmStopped, attend, run_to_end
 from agl_core.execution.queue_watch import QueueWatch, await_algorithm
 from agl_core.execution.signals import sigterm_interrupts
 from agl_core.store.base import LightningStore
@@ -100,7 +100,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
         def lead(**options: Any) -> Coroutine[Any, Any, None]:
             work = algorithm(store, event)
-            return self._attended(work, event, "the algorithm", **options)
+            return self._attended(work, event, "the algorithm", must_finish=True, **options)
 
         def assist(number: int, **options: Any) -> Coroutine[Any, Any, None]:
             work = runner(store, number, event)
@@ -137,8 +137,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         """Run what is for this thread, beside the other threads, and end those."""
         for thread in threads:
             thread.start()
+        stopped: AlgorithmStopped | None = None
         try:
             run_to_end(main)
+        except AlgorithmStopped as error:
+            stopped = error
         finally:
             event.set()
             until = time.monotonic() + self.join_timeout
@@ -152,6 +155,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                     )
         for thread in threads:
             thread.raise_error()
+        if stopped is not None:
+            raise stopped
 
 
 class _Thread(threading.Thread):

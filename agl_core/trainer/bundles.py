@@ -5,6 +5,7 @@ Both are values that pickle where their parts do, so that a process may be spawn
 
 import asyncio
 import copy
+import importlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,6 +96,12 @@ class RunnerWork:
     hooks: Sequence[Hook]
     max_rollouts: int | None
     trainer: "Trainer"
+
+    def preload(self) -> None:
+        """Load what every runner will need; processes that are forked afterwards share it."""
+        importlib.import_module("agl_core.store.client")
+        if getattr(self.trainer.tracer, "instrument_openai", False):
+            importlib.import_module("openai.resources.chat.completions")
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Run rollouts as one worker until the event is set."""
