@@ -8,9 +8,11 @@ from typing import Any
 
 import fsspec
 
-from agl_core.errors import ConfigError, ConflictError
+from agl_core.errors import ConfigError, ConflictError, StoreError
 from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.storage import Storage
+from agl_core.store.json_text import encode
+from agl_core.types.core import Dataset
 
 
 def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
@@ -35,6 +37,22 @@ def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
             raise ConfigError(f"dataset {uri}, line {number} is not JSON: {error.msg}") from error
     if not rows:
         raise ConfigError(f"dataset {uri} has no rows")
+    return rows
+
+
+def rows_of(name: str, dataset: Dataset[Any]) -> list[str]:
+    """Return the rows of a dataset in memory as those of a file are: canonical JSON text.
+
+    Raises:
+        ConfigError: A row is not JSON; the message names it.
+    """
+    rows: list[str] = []
+    for number in range(len(dataset)):
+        try:
+            row = json.loads(encode(dataset[number], f"row {number} of {name}"))
+        except StoreError as error:
+            raise ConfigError(str(error)) from error
+        rows.append(json.dumps(row, sort_keys=True))
     return rows
 
 

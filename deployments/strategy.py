@@ -4,7 +4,6 @@ Nothing of it runs in this process: the agent is imported where shards run, the 
 training run does. What a trainer was given beyond the two is refused, as the pipeline has its own.
 """
 
-import json
 import sys
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ from agl_core.algorithm.base import Algorithm
 from agl_core.algorithm.fast import Baseline
 from agl_core.algorithm.iterative import IterativeAlgorithm
 from agl_core.config import RunConfig, check_settings
-from agl_core.dataset import publish_rows
+from agl_core.dataset import publish_rows, rows_of
 from agl_core.errors import ConfigError
 from agl_core.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from agl_core.execution.loops import run_to_end
@@ -25,7 +24,6 @@ from agl_core.litagent.litagent import LitAgent
 from agl_core.store.base import LightningStore
 from agl_core.store.memory import InMemoryLightningStore
 from agl_core.trainer.bundles import AlgorithmWork, RunnerWork
-from agl_core.types.core import Dataset
 from deployments.credentials import find_credentials
 from deployments.server import named_server
 
@@ -108,8 +106,8 @@ class PrefectExecutionStrategy(ExecutionStrategy):
         self, algorithm: IterativeAlgorithm[Any], work: AlgorithmWork, agent: LitAgent[Any]
     ) -> RunConfig:
         """Return the run's configuration but for its data."""
-        if work.train_dataset is None:
-            raise ConfigError("strategy prefect: give fit() a train_dataset")
+        if work.train_dataset is None or not len(work.train_dataset):
+            raise ConfigError("strategy prefect: give fit() a train_dataset with rows")
         values = {
             **self._settings_with(algorithm),
             "agent": self._agent or find_path(agent),
@@ -208,26 +206,9 @@ def _with_data(config: RunConfig, work: AlgorithmWork) -> RunConfig:
     """Return the configuration with its datasets, published in its ledger."""
     storage = open_storage(config.ledger, S3Access(config.s3, find_credentials(config.s3)))
     found = {"train": work.train_dataset, "val": work.val_dataset}
-    rows = {kind: _rows(kind, data) for kind, data in found.items() if data is not None}
+    rows = {kind: rows_of(f"{kind}_dataset", data) for kind, data in found.items() if data}
     data = {
         f"{kind}_data": publish_rows(storage, f"{config.run_id}-{kind}", texts)
         for kind, texts in rows.items()
     }
     return config.model_copy(update=data)
-
-
-def _rows(kind: str, dataset: Dataset[Any]) -> list[str]:
-    """Return a dataset's rows as JSON.
-
-    Raises:
-        ConfigError: It has none, or one that is not JSON.
-    """
-    rows: list[str] = []
-    for number in range(len(dataset)):
-        try:
-            rows.append(json.dumps(dataset[number], sort_keys=True))
-        except TypeError as error:
-            raise ConfigError(f"{kind}_dataset, row {number} is not JSON: {error}") from error
-    if not rows:
-        raise ConfigError(f"{kind}_dataset has no rows")
-    return rows

@@ -2,7 +2,6 @@
 them.
 """
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from agl_core.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriple
 from agl_core.algorithm.build import refuse_server_settings
 from agl_core.algorithm.run_settings import IN_MEMORY, LEDGER, UNKNOWN_AGENT
 from agl_core.config import RunConfig, check_settings
-from agl_core.errors import ConfigError, StoreError
+from agl_core.dataset import rows_of
+from agl_core.errors import ConfigError
 from agl_core.preflight import prepare_own_run
 from agl_core.prepared import PreparedRun
-from agl_core.store.json_text import encode
 from agl_core.types.core import Dataset
 
 if TYPE_CHECKING:  # it drives itself by what is here
@@ -35,9 +34,9 @@ def prepare(
     """
     if train_dataset is None or not len(train_dataset):
         raise ConfigError(f"{type(algorithm).__name__} needs a train_dataset with rows")
-    inputs: dict[str, Sequence[str]] = {"train": _rows("train_dataset", train_dataset)}
+    inputs: dict[str, Sequence[str]] = {"train": rows_of("train_dataset", train_dataset)}
     if val_dataset is not None and len(val_dataset):
-        inputs["val"] = _rows("val_dataset", val_dataset)
+        inputs["val"] = rows_of("val_dataset", val_dataset)
     refuse_server_settings(algorithm)
     _check_adapter(algorithm)
     config = _config(algorithm, has_val="val" in inputs)
@@ -90,15 +89,3 @@ def _check_adapter(algorithm: "IterativeAlgorithm[Any]") -> None:
         f"{type(adapter).__name__} with settings of its own would be ignored: leave the adapter "
         "out, or give LlmProxyTraceToTriplet()"
     )
-
-
-def _rows(name: str, dataset: Dataset[Any]) -> list[str]:
-    """Return a dataset's rows as JSON, as those of a file are kept."""
-    rows: list[str] = []
-    for number in range(len(dataset)):
-        try:
-            row = json.loads(encode(dataset[number], f"row {number} of {name}"))
-            rows.append(json.dumps(row, sort_keys=True))
-        except StoreError as error:
-            raise ConfigError(str(error)) from error
-    return rows
