@@ -12,6 +12,7 @@ from facts import answer, keys, names
 
 agl: Any = importlib.import_module(sys.argv[1])
 logging.disable(logging.CRITICAL)
+WORKERS = {"Worker-0", "Worker-1"}
 RESOURCES = {"prompt": agl.PromptTemplate(template="twice {x}", engine="f-string")}
 
 
@@ -55,9 +56,9 @@ class Reads(agl.Algorithm):
             "keys": keys(spans[ids[0]]),
             "said": [s.attributes["said"] for s in spans[ids[0]] if "said" in s.attributes],
             "attributed": {s.rollout_id == one for one in ids for s in spans[one]} == {True},
-            "elsewhere": len(set(pids)) == 2 and os.getpid() not in pids,
-            "workers": sorted({attempt.worker_id for attempt in attempts}),
-            "known workers": sorted(one.worker_id for one in await store.query_workers()),
+            "elsewhere": os.getpid() not in pids,
+            "by workers": {attempt.worker_id for attempt in attempts} <= WORKERS,
+            "known workers": {one.worker_id for one in await store.query_workers()} <= WORKERS,
         }
 
 
