@@ -126,18 +126,19 @@ class OperationContext:
     def set_parameters(
         self, signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Record the arguments of a call under the names of its parameters, `self` left out, those
-        of `*args` with their number; without a signature as `set_input` does.
+        """Record the arguments of a call, and the defaults of others, under the names of its
+        parameters, `self` left out, those of `*args` with their number; without a signature as `set_input` does.
         """
         if signature is None:
             self.set_input(*args, **kwargs)
             return
         try:
-            bound = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError:  # the call itself will say what is wrong
             return
+        bound.apply_defaults()
         named: dict[str, Any] = {}
-        for name, value in bound.items():
+        for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_KEYWORD:
                 named |= value

@@ -54,12 +54,6 @@ DIFFERENCES = [
         )
         for name in ("annotation", "object")
     ),
-    Difference(
-        "emitters/stored/operations/add/agentlightning.operation.input.b",
-        2,
-        None,
-        "not yet: the peer records the defaults of parameters too",
-    ),
     Difference("hooks/one/spans at its end", [2], [3], _REWARD_SEEN),
     Difference("hooks/two/spans at its end", [4, 4], [5, 5], _REWARD_SEEN),
     Difference("hooks/raising/spans at its end", [2], [3], _REWARD_SEEN),
