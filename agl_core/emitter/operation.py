@@ -127,7 +127,8 @@ class OperationContext:
         self, signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Record the arguments of a call, and the defaults of others, under the names of its
-        parameters, `self` left out, those of `*args` with their number; without a signature as `set_input` does.
+        parameters, `self` left out, those of `*args` with their number; without a signature as
+        `set_input` does.
         """
         if signature is None:
             self.set_input(*args, **kwargs)
