@@ -10,6 +10,7 @@ from typing import Any
 
 from agl_core.adapter.triplet import TracerTraceToTriplet
 from agl_core.algorithm.base import Algorithm
+from agl_core.algorithm.build import build_algorithm
 from agl_core.algorithm.fast import Baseline
 from agl_core.algorithm.iterative import IterativeAlgorithm
 from agl_core.config import RunConfig, check_settings
@@ -115,7 +116,9 @@ class PrefectExecutionStrategy(ExecutionStrategy):
             "min_group_size": algorithm.min_group_size,
             "train_data": "to be published",
         }
-        return check_settings(RunConfig, values)
+        config = check_settings(RunConfig, values)
+        build_algorithm(config)  # whether its arguments make one
+        return config
 
     def _iterative(self, algorithm: Algorithm | None) -> IterativeAlgorithm[Any]:
         """Return the algorithm that the pipeline is to run.

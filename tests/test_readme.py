@@ -49,7 +49,7 @@ def test_one_query_follows_a_rollout_from_its_dataset_row_to_the_loss(trained: R
 
 
 def test_the_agent_of_the_readme_runs_without_prefect(tmp_path: Path):
-    agent, program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    agent, _, program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (tmp_path / "my_agent.py").write_text(agent)
     with ScriptedModelServer() as server:
         program = program.replace("http://127.0.0.1:8000/v1", server.base_url)

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
-from agl_core.config import AlgorithmSettings
 from agl_core.errors import ConfigError
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.training import Artifacts, Dataset, PolicyRef, Proposal, RolloutRequest
@@ -84,11 +83,6 @@ class BaselineIterations(IterativeAlgorithm[BaselineState]):
             on_empty="skip",
             temperature=self._temperature,
         )
-
-    @property
-    def settings(self) -> AlgorithmSettings:
-        """`baseline` with the arguments."""
-        return AlgorithmSettings(type="baseline", config=self.arguments())
 
     def arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -88,8 +88,9 @@ def batch_iter_over_dataset(
 ) -> Iterator[list[RowT]]:
     """Return batches without end: shuffled passes over the dataset, each row once a pass.
 
-    A batch may begin in one pass and end in the next. A dataset that is no larger than a batch is
-    each batch as a whole, in its own order.
+    A batch may begin in one pass and end in the next, with rows there that it does not have yet: no
+    row comes twice in a batch. A dataset that is no larger than a batch is each batch as a whole,
+    in its own order.
 
     Args:
         dataset: Rows by position.
@@ -115,7 +116,11 @@ def _batches(
             yield [dataset[row] for row in range(size)]
     rows: list[int] = []
     while True:
-        while len(rows) < batch_size:
-            rows += source.sample(range(size), size)
+        if len(rows) < batch_size:
+            order = source.sample(range(size), size)
+            left, needed = set(rows), batch_size - len(rows)
+            head = [row for row in order if row not in left][:needed]
+            chosen = set(head)
+            rows += head + [row for row in order if row not in chosen]
         yield [dataset[row] for row in rows[:batch_size]]
         del rows[:batch_size]

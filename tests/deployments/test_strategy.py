@@ -19,9 +19,9 @@ from agl_core.serving.launch import ModelServer
 from deployments.cli import app
 from deployments.strategy import PrefectExecutionStrategy, find_path
 from examples.calculator.agent import calculator
+from tests.algorithms import OddRows
 from tests.conftest import CALCULATOR, small_run
 from tests.e2e.deployed import Api, start_worker
-from tests.flows.test_algorithms import OddRows
 
 POLICY = str(CALCULATOR / "policy")
 POOL = "trainers"
@@ -72,11 +72,11 @@ def small_verl() -> VERL:
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize(
-    ("run_id", "algorithm", "model", "trained"),
+    ("run_id", "algorithm", "model", "coverage"),
     [
-        ("by-verl", small_verl, None, 16),
-        ("by-baseline", Baseline, POLICY, 0),
-        ("by-odd-rows", lambda: OddRows(POLICY, first=0), None, 0),
+        ("by-verl", small_verl, None, [(16, 16)]),
+        ("by-baseline", Baseline, POLICY, [(20, 0)]),
+        ("by-odd-rows", lambda: OddRows(POLICY, first=0), None, [(4, 0), (4, 0)]),
     ],
 )
 def test_an_agent_is_trained_by_the_deployed_pipeline(
@@ -85,12 +85,13 @@ def test_an_agent_is_trained_by_the_deployed_pipeline(
     run_id: str,
     algorithm: Any,
     model: str | None,
-    trained: int,
+    coverage: Any,
 ):
     trainer = trainer_of(algorithm(), tmp_path, engine.url, run_id, model=model)
     trainer.fit(AGENT, rows("train", 20), val_dataset=rows("val", 8))
     ledger = open_run(str(tmp_path), run_id)
-    assert ledger.manifest(0).coverage.trained == trained
+    found = [manifest.coverage for manifest in ledger.manifests()]
+    assert [(one.expected, one.trained) for one in found] == coverage
     assert ledger.record().datasets["train"].file.rows == 20
     assert ledger.record().config.agent == "examples.calculator.agent:calculator"
     assert verify_run(ledger) == []

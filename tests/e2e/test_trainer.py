@@ -83,6 +83,15 @@ def test_the_calculator_is_run(engine, tmp_path: Path, algorithm: str, strategy:
     check_end(algorithm, tmp_path, done.stdout)
 
 
+def test_a_users_iterative_algorithm_is_run_over_a_store(engine, tmp_path: Path):
+    settings = settings_of(engine, tmp_path, "iterative", strategy=STRATEGIES["shm"])
+    subprocess.run(command(settings), check=True, capture_output=True, timeout=SECONDS)
+    ledger = open_run(str(tmp_path / "ledger"), "mine")
+    assert [manifest.coverage.expected for manifest in ledger.manifests()] == [4, 4]
+    assert ledger.record().config.algorithm.type == "tests.algorithms:OddRows"
+    assert verify_run(ledger) == []
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithm_store_and_runners_are_commands_of_their_own(
     engine, tmp_path: Path, algorithm: str

@@ -13,6 +13,7 @@ import agl_core as agl
 from agl_core.dataset import read_jsonl
 from agl_core.types.core import EnqueueRolloutRequest, RolloutConfig
 from examples.calculator.agent import calculator as ask_and_judge
+from tests.algorithms import OddRows
 
 calculator = agl.rollout(ask_and_judge)
 DATA = Path("examples/calculator/data")
@@ -59,6 +60,14 @@ def algorithm_of(settings: dict[str, Any]) -> agl.Algorithm:
     if kind == "verl":
         run = {"run_id": "mine", "ledger": settings["ledger"]}
         return agl.VERL(settings["verl"], run=run | {"serving": {"url": settings["engine"]}})
+    if kind == "iterative":
+        algorithm = OddRows("examples/calculator/policy")
+        algorithm.run_settings = {
+            "run_id": "mine",
+            "ledger": settings["ledger"],
+            "serving": {"url": settings["engine"]},
+        }
+        return algorithm
     return agl.Baseline(span_verbosity="none") if kind == "baseline" else MeanReward()
 
 
@@ -74,10 +83,11 @@ def main(settings: dict[str, Any]) -> None:
     )
     algorithm = algorithm_of(settings)
     store = settings.get("store")
+    serves_itself = settings["algorithm"] in ("verl", "iterative")
     trainer = agl.Trainer(
         algorithm=algorithm,
         strategy=settings["strategy"],
-        initial_resources=None if settings["algorithm"] == "verl" else {"main_llm": llm},
+        initial_resources=None if serves_itself else {"main_llm": llm},
         store=None if store is None else agl.LightningStoreClient(store),
     )
     trainer.fit(calculator, rows("train"), val_dataset=rows("val"))

@@ -4,33 +4,15 @@ from typing import Any
 
 import pytest
 
-from agl_core.algorithm.baseline import BaselineIterations, BaselineState
 from agl_core.errors import ConfigError
 from agl_core.ledger.run import RunLedger
 from agl_core.ledger.verify import verify_run
 from agl_core.serving.launch import ModelServer
-from agl_core.types.training import Proposal
 from tests.conftest import CALCULATOR, small_run, train
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 POLICY = str(CALCULATOR / "policy")
-
-
-class OddRows(BaselineIterations):
-    """A user's own: asks for every second row."""
-
-    def __init__(self, model: str, first: int = 1) -> None:
-        super().__init__(model, batch_size=8, max_tokens=16)
-        self._first = first
-
-    def propose(self, state: BaselineState) -> Proposal:
-        whole = super().propose(state)
-        requests = tuple(r for r in whole.requests if r.row % 2 == self._first)
-        return whole.model_copy(update={"requests": requests})
-
-    def num_iterations(self, state: BaselineState) -> int:
-        return 2
 
 
 class OnlyRuns:
@@ -66,7 +48,7 @@ def test_baseline_scores_every_row_and_learns_nothing(engine, tmp_path):
 
 
 def test_a_users_own_algorithm_is_named_by_its_path(engine, tmp_path):
-    algorithm = {"type": "tests.flows.test_algorithms:OddRows", "config": {"model": POLICY}}
+    algorithm = {"type": "tests.algorithms:OddRows", "config": {"model": POLICY}}
     ledger = run_with(engine, str(tmp_path), algorithm, run_id="odd", val_data=None)
     first, second = ledger.manifests()
     assert (first.coverage.expected, second.coverage.expected) == (4, 4)

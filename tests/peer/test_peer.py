@@ -127,12 +127,6 @@ DIFFERENCES = [
         True,
         "the peer leaves a row out of a pass if the batch has it from the pass before",
     ),
-    Difference(
-        "utilities/a batch has no row twice",
-        True,
-        False,
-        "the price of whole passes: a batch that ends in the next pass may meet a row again",
-    ),
 ]
 
 

@@ -85,6 +85,15 @@ def test_each_pass_has_each_row_once_in_another_order():
     assert list(again) == batches
 
 
+@pytest.mark.parametrize(("size", "batch_size"), [(5, 2), (5, 3), (5, 4), (7, 5)])
+def test_no_row_comes_twice_in_a_batch_or_in_a_pass(size: int, batch_size: int):
+    batches = list(islice(batch_iter_over_dataset(range(size), batch_size, seed=3), 50 * size))
+    assert all(len(set(batch)) == batch_size for batch in batches)
+    taken = [row for batch in batches for row in batch]
+    passes = [taken[start : start + size] for start in range(0, len(taken), size)]
+    assert all(sorted(one) == list(range(size)) for one in passes)
+
+
 def test_a_small_dataset_is_each_batch_as_a_whole():
     assert list(islice(batch_iter_over_dataset("abc", 3), 2)) == [["a", "b", "c"]] * 2
 
