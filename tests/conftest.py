@@ -8,6 +8,7 @@ address of the server is chosen here, before any test module is.
 import asyncio
 import logging
 import os
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -42,7 +43,12 @@ OWN_ENVIRONMENT = {"vllm": "make test-vllm", "frameworks": "make test-frameworks
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Overlook sockets to the Prefect server: its client leaves some open after an event loop."""
+    """Overlook sockets to the Prefect server: its client leaves some open after an event loop.
+
+    Started in a shell's background, this process ignores Ctrl-C, and so would what tests interrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     peer = rf"raddr=\('127.0.0.1', {_PREFECT_PORT}\)"
     config.addinivalue_line("filterwarnings", f"ignore:unclosed <socket.*{peer}:ResourceWarning")
     # The same of its event subscriber; such a transport does not say where it is connected to.
