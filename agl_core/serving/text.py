@@ -10,8 +10,8 @@ from typing import NamedTuple
 _REPLACEMENT = "\ufffd"
 """What decoders give for bytes that are no character yet."""
 _MAX_PENDING = 16
-"""Tokens after which bytes that became no character are given out as they are; a character of
-UTF-8 has at most 4 bytes."""
+"""Bytes after which what became no character is given out as it is, and tokens without text after
+which they are forgotten; a character of UTF-8 has at most 4 bytes."""
 
 
 class IncrementalText:
@@ -29,13 +29,20 @@ class IncrementalText:
         self._known: list[int] = []
         self._known_text = ""
         self._pending: list[int] = []
+        self._half = ""
+        """The text so far that ends in a character which is not whole."""
+        self._num_half = 0
+        """How often that has changed."""
 
     def add(self, token_id: int) -> str:
         """Return the text that is certain with this token."""
         self._pending.append(token_id)
         text = self._decode([*self._known, *self._pending])
-        if text.endswith(_REPLACEMENT) and len(self._pending) < _MAX_PENDING:
-            return ""
+        if text.endswith(_REPLACEMENT):
+            self._num_half += text != self._half
+            self._half = text
+            if self._num_half < _MAX_PENDING:
+                return ""
         return self._take(text)
 
     def end(self) -> str:
@@ -44,6 +51,7 @@ class IncrementalText:
 
     def _take(self, text: str) -> str:
         piece = text[len(self._known_text) :]
+        self._half, self._num_half = "", 0
         if piece:
             self._known, self._pending = self._pending, []
             self._known_text = self._decode(self._known)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from agl_core import semconv
 from agl_core.llm_proxy import ProxyConfig, ProxyServer
 from agl_core.tracer import OtelTracer
 from agl_core.utils.threaded_server import ThreadedServer
@@ -117,7 +118,8 @@ class Replayed:
         return self.server.base_url, self.url
 
     def last_call(self) -> Any:
-        return self.trace.spans()[-1]
+        """The proxy's last span; Anthropic's client may leave one of its own."""
+        return [s for s in self.trace.spans() if s.name == semconv.LLM_CALL_SPAN][-1]
 
 
 HEAD = {"id": "c-1", "created": 7, "model": "m"}

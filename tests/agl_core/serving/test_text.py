@@ -2,7 +2,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agl_core.serving.text import IncrementalText, StopTexts, overlap
@@ -19,6 +19,8 @@ def decode_words(token_ids: Sequence[int]) -> str:
 
 
 @given(st.text(), st.lists(st.integers(0, 20)))
+@example("\U00010000", [0] * 13)
+@example("\U00010000", [2] * 20)
 def test_pieces_are_the_whole_text_and_hold_whole_characters(text: str, special: list[int]) -> None:
     ids = list(text.encode())
     for place in special:

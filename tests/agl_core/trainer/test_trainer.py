@@ -90,7 +90,7 @@ def test_renamed_arguments_work_and_are_told():
         ({"strategy": {"type": "cs", "server_port": 2}, "port": 1}, "port is 1, and the strategy"),
         ({"strategy": {"type": "cs", "n_runners": 2}, "n_runners": 4}, "n_runners is 4, and the"),
         ({"n_runners": 0}, "n_runners must be at least 1; got 0"),
-        ({"strategy": "prefekt"}, "strategy: there is no 'prefekt'; give cs, shm, or a path"),
+        ({"strategy": "prefekt"}, "strategy: there is no 'prefekt'; give cs, prefect, shm, or a"),
         ({"daemon": False}, "daemon=False is not supported"),
         ({"runner": {"polling": 1}}, "LitAgentRunner has no argument 'polling'"),
         (
