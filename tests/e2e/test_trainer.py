@@ -24,7 +24,6 @@ from tests.conftest import small_run
 
 pytestmark = pytest.mark.slow
 
-ALGORITHMS = ["verl", "baseline", "own"]
 CS = {"type": "cs", "n_runners": 2, "server_port": 0}
 STRATEGIES = {
     "shm": {"type": "shm", "n_runners": 2, "main_thread": "algorithm"},
@@ -72,8 +71,25 @@ def check_end(algorithm: str, folder: Path, printed: str) -> None:
         assert found["n"] >= 8
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "strategy"),
+    [
+        ("verl", "shm"),
+        ("verl", "spawn"),
+        ("baseline", "fork"),
+        ("own", "shm"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.long)
+            for pair in (
+                ("verl", "fork"),
+                ("baseline", "shm"),
+                ("baseline", "spawn"),
+                ("own", "fork"),
+                ("own", "spawn"),
+            )
+        ),
+    ],
+)
 def test_the_calculator_is_run(engine, tmp_path: Path, algorithm: str, strategy: str):
     settings = settings_of(engine, tmp_path, algorithm, strategy=STRATEGIES[strategy])
     done = subprocess.run(
@@ -92,7 +108,9 @@ def test_a_users_iterative_algorithm_is_run_over_a_store(engine, tmp_path: Path)
     assert verify_run(ledger) == []
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", ["verl", *(pytest.param(a, marks=pytest.mark.long) for a in ("baseline", "own"))]
+)
 def test_algorithm_store_and_runners_are_commands_of_their_own(
     engine, tmp_path: Path, algorithm: str
 ):
