@@ -95,6 +95,7 @@ from .types.resources import LLM as LLM
 from .types.resources import NamedResources as NamedResources
 from .types.resources import PromptTemplate as PromptTemplate
 from .types.resources import ProxyLLM as ProxyLLM
+from .types.resources import RecordedLLM as RecordedLLM
 from .types.resources import Resource as Resource
 from .types.resources import ResourcesUpdate as ResourcesUpdate
 from .types.resources import ResourceUnion as ResourceUnion

@@ -21,7 +21,7 @@ class ProxyConfig:
 
     backend_url: str | None = None
     """Base URL of the one model server, ending in `/v1`."""
-    rollout_seeds: Mapping[str, int] = field(default_factory=dict[str, int])
+    rollout_seeds: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     """Seed of each rollout, for its calls that bring none; else a rollout is seeded by its id."""
     backend_api_key: str | None = None
     backends: tuple[Backend, ...] = ()

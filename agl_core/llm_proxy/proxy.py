@@ -15,7 +15,7 @@ from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
 from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.store.base import LightningStore
-from agl_core.types.resources import LLM, JsonDict, ProxyLLM
+from agl_core.types.resources import LLM, JsonDict, ProxyLLM, RecordedLLM
 from agl_core.types.training import PolicyRef
 
 _PROVIDERS = ("hosted_vllm/", "openai/")
@@ -23,7 +23,7 @@ _BUILT_IN = {
     "middlewares": {"rollout_attempt", "stream_conversion"},
     "callbacks": {"return_token_ids", "opentelemetry", "logprobs"},
 }
-_LAUNCH_MODES = ("mp", "thread", "asyncio")
+_LAUNCH_MODES = ("mp", "thread", "asyncio", "runner")
 _PARAMETERS = {"model", "api_base", "api_key"}
 _STOP_SECONDS = 40.0
 """The proxy sends what is recorded for up to 30 s when it ends."""
@@ -41,7 +41,9 @@ class LLMProxy:
         litellm_config: Only `litellm_settings.num_retries` is known.
         num_retries: Tries of a call after the first one.
         num_workers: One.
-        launch_mode: Accepted; the proxy always runs in a thread.
+        launch_mode: "runner" has each runner record its own calls, by a proxy in its process;
+            nothing listens here then, and the resource is a `RecordedLLM`. Agent Lightning's three
+            are accepted: the proxy runs in a thread.
         launcher_args: None: what it held are arguments here.
         middlewares: The names of Agent Lightning's; what they did is built in.
         callbacks: The same.
@@ -76,6 +78,14 @@ class LLMProxy:
         for name, values in (("middlewares", middlewares), ("callbacks", callbacks)):
             if others := [value for value in values or () if value not in _BUILT_IN[name]]:
                 raise ConfigError(f"{name} {others[0]!r} is not supported")
+        self._in_runners = launch_mode == "runner"
+        if self._in_runners and (host or port or token):
+            raise ConfigError(
+                "launch_mode='runner' listens in the runners, on loopback: leave out host, port "
+                "and token"
+            )
+        self._is_announced = False
+        """Whether resources may be asked for, where the runners serve them."""
         self._host = host or "127.0.0.1"
         self._port = port or 0
         self._models = list(model_list or ())
@@ -95,7 +105,8 @@ class LLMProxy:
         self._store = store
 
     def update_model_list(self, model_list: Sequence[dict[str, Any]]) -> None:
-        """Send calls to these models from now on, also while the proxy runs.
+        """Send calls to these models from now on, also while the proxy runs. Where the runners
+        record, a resource that is published names its servers; `as_resource` makes another one.
 
         Raises:
             ValueError: An entry that is not supported, or none.
@@ -105,8 +116,8 @@ class LLMProxy:
             self._server.replace_backends(self._backends)
 
     def is_running(self) -> bool:
-        """Say whether calls are served."""
-        return self._server is not None
+        """Say whether calls are served, here or by runners."""
+        return self._server is not None or self._is_announced
 
     async def start(self) -> None:
         """Listen, and return once calls are served.
@@ -115,7 +126,10 @@ class LLMProxy:
             ValueError: There is no store or no model, or others could connect without a token.
             OSError: The address cannot be used.
         """
-        if self._server is not None:
+        if self.is_running():
+            return
+        if self._in_runners:
+            self._is_announced = True
             return
         await self._start(
             ProxyConfig(
@@ -139,12 +153,13 @@ class LLMProxy:
         policy: PolicyRef,
         sampling_parameters: JsonDict,
         deadline_seconds: float,
-    ) -> AsyncGenerator[ProxyLLM]:
+    ) -> AsyncGenerator[ProxyLLM | RecordedLLM]:
         """Serve one policy while the block runs, and nothing else.
 
         Calls that other weights answer are refused. Calls are seeded by what the metadata of their
         rollout in the store says (`agl_seed`). Where the proxy ran before, it runs again
-        afterwards.
+        afterwards. Runners that record calls themselves take the server's key from their
+        environment.
 
         Args:
             backend: The model server.
@@ -152,6 +167,15 @@ class LLMProxy:
             sampling_parameters: For what agents leave open.
             deadline_seconds: For one call, retries included.
         """
+        if self._in_runners:
+            yield RecordedLLM(
+                endpoint=backend.url,
+                model=policy.version,
+                weights_digest=policy.weights_digest,
+                sampling_parameters=sampling_parameters,
+                deadline_seconds=deadline_seconds,
+            )
+            return
         was_running = self.is_running()
         await self.stop()
         config = ProxyConfig(
@@ -170,7 +194,8 @@ class LLMProxy:
                 await self.start()
 
     async def flush(self, deadline_seconds: float = 30.0) -> None:
-        """Return once every call that has ended is in the store; at once where none is served.
+        """Return once every call that has ended is in the store; at once where none is served here:
+        runners store their calls before they end an attempt.
 
         Raises:
             TransientError: The store did not take them before the deadline.
@@ -180,6 +205,7 @@ class LLMProxy:
 
     async def stop(self) -> None:
         """Stop serving; what is recorded is sent to the store first, for up to 30 s."""
+        self._is_announced = False
         server, self._server, self._calls = self._server, None, None
         if server is not None:
             await asyncio.to_thread(server.stop, _STOP_SECONDS)
@@ -210,13 +236,20 @@ class LLMProxy:
         """
         if (rollout_id is None) != (attempt_id is None):
             raise ConfigError("rollout_id and attempt_id must be given together or not at all")
-        if self._server is None:
+        if not self.is_running():
             raise RuntimeError("the proxy is not running; call start() first")
         if model is None:
             names = sorted({str(entry["model_name"]) for entry in self._models})
             if len(names) != 1:
                 raise ConfigError(f"which model? there are: {', '.join(names)}")
             model = names[0]
+        if self._server is None:
+            if rollout_id is not None:
+                raise ConfigError(
+                    "calls are recorded by the runners, so an attempt has no address before it "
+                    "runs: leave out rollout_id and attempt_id"
+                )
+            return self._recorded(model, sampling_parameters)
         resource: ProxyLLM = self._server.as_resource(model, sampling_parameters)
         if rollout_id is None or attempt_id is None:
             return resource
@@ -225,6 +258,34 @@ class LLMProxy:
             model=model,
             api_key=resource.api_key,
             sampling_parameters=resource.sampling_parameters,
+        )
+
+    def _recorded(self, model: str, sampling_parameters: JsonDict | None) -> RecordedLLM:
+        """Return the servers of a model as a resource that runners open.
+
+        Raises:
+            ConfigError: There is none, or they have several keys or names for it.
+        """
+        servers = [backend for backend in self._backends if backend.model == model]
+        if not servers:
+            raise ConfigError(f"no model server has {model!r}")
+        first = servers[0]
+        if any(
+            (one.api_key, one.upstream_model) != (first.api_key, first.upstream_model)
+            for one in servers
+        ):
+            raise ConfigError(
+                f"model {model}: with launch_mode='runner' its servers have one api_key and one "
+                "name for it"
+            )
+        return RecordedLLM(
+            endpoint=first.url,
+            further_endpoints=tuple(one.url for one in servers[1:]),
+            model=model,
+            upstream_model=first.upstream_model,
+            api_key=first.api_key,
+            sampling_parameters=sampling_parameters or {},
+            max_tries=1 + self._num_retries,
         )
 
 

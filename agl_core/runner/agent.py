@@ -18,6 +18,7 @@ from agl_core.runner.execution import LeakCounter
 from agl_core.runner.heartbeat import Heartbeat, LaunchMode
 from agl_core.runner.hooks import AgentHooks, overrides_hooks
 from agl_core.runner.queue import RolloutQueue
+from agl_core.runner.recording import RecordingProxies
 from agl_core.runner.stored_attempt import StoredAttempts
 from agl_core.store.base import LightningStore
 from agl_core.tracer.base import Tracer
@@ -90,6 +91,7 @@ class LitAgentRunner(Runner[T_task]):
         self._agent: LitAgent[T_task] | None = None
         self._hooks: list[Hook] = []
         self._store: LightningStore | None = None
+        self._proxies: RecordingProxies | None = None
 
     def init(
         self, agent: LitAgent[T_task], *, hooks: Sequence[Hook] | None = None, **kwargs: Any
@@ -134,6 +136,7 @@ class LitAgentRunner(Runner[T_task]):
             raise TypeError(f"init_worker() got unknown arguments: {', '.join(kwargs)}")
         self.worker_id = worker_id
         self._store = store
+        self._proxies = RecordingProxies(self.tracer)
         self.tracer.init_worker(worker_id, store)
         for hook in self._hooks:
             hook.init_worker(worker_id)
@@ -142,6 +145,9 @@ class LitAgentRunner(Runner[T_task]):
         """Undo `init_worker`."""
         self.worker_id = None
         self._store = None
+        if self._proxies is not None:
+            self._proxies.close()
+            self._proxies = None
         if self.leaks.threads or self.leaks.tasks:
             logger.warning(
                 "%d threads and %d tasks of agents still run: worker=%d",
@@ -283,13 +289,16 @@ class LitAgentRunner(Runner[T_task]):
         return finished
 
     def _attempts(self) -> StoredAttempts:
+        agent, store = self.get_agent(), self.get_store()
+        assert self._proxies is not None, "they are set with the store"
         return StoredAttempts(
-            agent=self.get_agent(),
+            agent=agent,
             runner=self,
             tracer=self.tracer,
-            store=self.get_store(),
+            store=store,
             hooks=self._hooks,
             leaks=self.leaks,
+            proxies=self._proxies,
         )
 
     def _queue(self) -> RolloutQueue:

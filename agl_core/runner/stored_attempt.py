@@ -1,7 +1,7 @@
 """One attempt for a store: run it, store what it left, end it there with a reason.
 
-    resources --> hooks --> run_attempt (deadline, trace, spans to the store) --> returned spans
-              --> hooks --> the attempt's status, failure kind and numbers
+    resources, proxies --> hooks --> run_attempt (deadline, trace, spans to the store)
+        --> returned spans --> hooks --> the attempt's status, failure kind and numbers
 
 Each attempt ends in a final status, whatever happens to it: a failure of the agent or of the
 infrastructure, missing resources, its deadline, a cancellation, an exception that ends the process.
@@ -26,6 +26,7 @@ from agl_core.runner.execution import LeakCounter
 from agl_core.runner.failure import classify_exception, describe_exception, format_traceback
 from agl_core.runner.heartbeat import Heartbeat
 from agl_core.runner.hooks import HookCalls
+from agl_core.runner.recording import RecordingProxies
 from agl_core.runner.returned import to_records
 from agl_core.runner.rollout import AttemptResult, Ending, run_attempt
 from agl_core.store.base import UNSET, LightningStore
@@ -57,6 +58,7 @@ class StoredAttempts:
     store: LightningStore
     hooks: Sequence[Hook]
     leaks: LeakCounter
+    proxies: RecordingProxies
 
     async def run(
         self, rollout: AttemptedRollout, heartbeat: Heartbeat, event: StopEvent | None = None
@@ -91,8 +93,14 @@ class StoredAttempts:
         """Run the attempt and store its spans; an error of ours is an ending too."""
         try:
             resources = await self._resources_of(rollout)
+            async with self.proxies.opened(rollout, resources) as given:
+                return await self._run_with(rollout, given)
         except Exception as error:  # noqa: BLE001 - becomes the end of the attempt
             return _failed(error), {}
+
+    async def _run_with(
+        self, rollout: AttemptedRollout, resources: NamedResources
+    ) -> tuple[Ending, dict[str, Any]]:
         calls = HookCalls(self.hooks, self.agent, self.runner, self.tracer, rollout)
         spans: Sequence[Span] | None = None
         await calls.rollout_start()

@@ -85,6 +85,34 @@ class ProxyLLM(LLM):
         )
 
 
+class RecordedLLM(LLM):
+    """A model server whose calls each runner records itself, by a proxy in its own process.
+
+    What an agent is given in its place is the `ProxyLLM` of that proxy. Calls need no extra fields:
+    the proxy asks for token ids and log-probs.
+    """
+
+    resource_type: Literal["recorded_llm"] = "recorded_llm"  # pyright: ignore
+    further_endpoints: tuple[str, ...] = ()
+    """Of servers with the same model and key; calls go to the least loaded one."""
+    upstream_model: str | None = None
+    """What the servers call the model; None for `model`."""
+    weights_digest: str | None = None
+    """Of what must answer, under the version `model`; a call that other weights served is refused.
+    Where no `api_key` is given, runners then use the one in `AGL_ENGINE_TOKEN`. None lets any
+    answer."""
+    deadline_seconds: float = Field(default=600.0, gt=0)
+    """For one call, retries included."""
+    max_tries: int = Field(default=8, ge=1)
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """Raise RuntimeError: an agent is given the address of its runner's proxy instead."""
+        raise RuntimeError(
+            "a RecordedLLM is opened by a LitAgentRunner, which gives the agent a ProxyLLM; call "
+            f"the model server without a record by LLM(endpoint={self.endpoint!r}, ...)"
+        )
+
+
 @functools.cache
 def _warn_raw_endpoint() -> None:
     logger.warning(
@@ -119,7 +147,9 @@ class PromptTemplate(Resource):
         return fill_in(self.template, values)
 
 
-ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
+ResourceUnion = Annotated[
+    LLM | ProxyLLM | RecordedLLM | PromptTemplate, Field(discriminator="resource_type")
+]
 NamedResources = dict[str, ResourceUnion]
 
 

@@ -99,6 +99,16 @@ def test_the_calculator_is_run(engine, tmp_path: Path, algorithm: str, strategy:
     check_end(algorithm, tmp_path, done.stdout)
 
 
+@pytest.mark.parametrize("strategy", ["shm", "fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_runners_record_the_calls_of_a_training_themselves(engine, tmp_path: Path, strategy: str):
+    settings = settings_of(engine, tmp_path, "verl", strategy=STRATEGIES[strategy], in_runners=True)
+    done = subprocess.run(
+        command(settings), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    check_end("verl", tmp_path, done.stdout)
+
+
 def test_a_users_iterative_algorithm_is_run_over_a_store(engine, tmp_path: Path):
     settings = settings_of(engine, tmp_path, "iterative", strategy=STRATEGIES["shm"])
     subprocess.run(command(settings), check=True, capture_output=True, timeout=SECONDS)

@@ -84,8 +84,10 @@ def main(settings: dict[str, Any]) -> None:
     algorithm = algorithm_of(settings)
     store = settings.get("store")
     serves_itself = settings["algorithm"] in ("verl", "iterative")
+    in_runners = settings.get("in_runners")
     trainer = agl.Trainer(
         algorithm=algorithm,
+        llm_proxy=agl.LLMProxy(launch_mode="runner") if in_runners else None,
         strategy=settings["strategy"],
         initial_resources=None if serves_itself else {"main_llm": llm},
         store=None if store is None else agl.LightningStoreClient(store),
