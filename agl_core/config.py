@@ -82,8 +82,9 @@ class VllmSettings(_Settings):
 class ServingSettings(_Settings):
     """Where the policy is served."""
 
-    url: str | None = Field(default=None, pattern=r"^https?://")
-    """Address of a running engine server; None starts one for the run."""
+    url: str | tuple[str, ...] | None = None
+    """Address of a running model server, or of several that share the load; None starts one for
+    the run."""
     host: str = "127.0.0.1"
     """Address that the engine which the run starts listens on. Any but loopback needs a token in
     `AGL_ENGINE_TOKEN`, here and where shards run."""
@@ -98,6 +99,23 @@ class ServingSettings(_Settings):
     threads: int = Field(default=1, ge=1)
     """CPU threads of the engine that the run starts."""
     startup_timeout_seconds: float = Field(default=180.0, gt=0)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the servers that run already, without a slash at the end; may be none."""
+        named = (self.url,) if isinstance(self.url, str) else self.url or ()
+        return tuple(url.rstrip("/") for url in named)
+
+    @model_validator(mode="after")
+    def _names_addresses(self) -> Self:
+        if self.url is not None and not self.urls:
+            raise ValueError("url names no model server; leave it out to have one started")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"url {url!r} does not begin with http:// or https://")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("url names a model server twice")
+        return self
 
     @model_validator(mode="after")
     def _starts_an_engine(self) -> Self:

@@ -80,7 +80,7 @@ def examine(
     Raises:
         ConfigError: Something is wrong with the configuration, the data, the agent or the model, or
             a living process carries the run on.
-        UpstreamError: `serving.url` does not answer, or not with a chat completion.
+        UpstreamError: A server of `serving.url` does not answer, or not with a chat completion.
         LedgerError: The ledger cannot be written.
     """
     return _examine(config, credentials, checks)[0]
@@ -92,9 +92,9 @@ def _examine(
     access = S3Access(config.s3, credentials)
     with checks("settings of the algorithm are honoured"):
         algorithm = build_algorithm(config)
-    if config.serving.url is not None:
+    for url in config.serving.urls:
         with checks("model server answers"):
-            check_server(config.serving.url)
+            check_server(url)
     with checks("agent can be imported"):
         load_agent(config.agent)
     with checks("datasets can be read"):
@@ -115,9 +115,9 @@ def _compare(
     with checks("model is there and fits the data"):
         base = identity.base_model(algorithm.model_path)
         start_state = algorithm.start(base.policy, inputs["train"], inputs.get("val"))
-    if config.serving.url is not None:
+    for url in config.serving.urls:
         with checks("model server has the policy's tokens and log-probs"):
-            check_attached(config.serving.url, base)
+            check_attached(url, base)
     with checks("ledger can be written"):
         ledger = open_run(config.ledger, config.run_id, access)
         conditional_put = ledger.storage.probe()
@@ -178,8 +178,8 @@ def prepare_own_run(
         UpstreamError: As `examine`.
         LedgerError: The ledger cannot be written.
     """
-    if config.serving.url is not None:
-        check_server(config.serving.url)
+    for url in config.serving.urls:
+        check_server(url)
     compared = _compare(config, algorithm, inputs, S3Access(config.s3), _UNSEEN)
     return _begin(*compared, allow_changed=allow_changed)
 

@@ -46,7 +46,7 @@ async def check_live(run: PreparedRun, checks: Checks) -> None:
     if run.ledger.committed() > 0 or iteration.record("propose") is not None:
         return
     services = context.current()
-    if run.config.serving.url is None:
+    if not run.config.serving.urls:
         with checks("model server has the policy's tokens and log-probs"):
             await asyncio.to_thread(check_attached, services.server.url, run.record.base)
     if run.config.preflight.canary:
@@ -101,7 +101,7 @@ class _Canary:
             iteration=0,
             rollout_set=CANARY_SET,
             claim=self._rollouts.claim([index]).number,
-            model_server=context.current().server.advertised_url,
+            model_servers=context.current().server.advertised_urls,
             settings=config.rollout,
             failures=_FAILURES,
             start=ledger.lease.number,

@@ -128,7 +128,7 @@ class _FanOut:
             iteration=self.ref.iteration,
             rollout_set=self.rollouts.name,
             claim=claim,
-            model_server=services.server.advertised_url,
+            model_servers=services.server.advertised_urls,
             settings=services.run.config.rollout,
             failures=services.run.config.failures,
             start=lease.number,

@@ -111,7 +111,7 @@ async def _opened(run: PreparedRun) -> "AsyncGenerator[_Driver]":
         await cancel_leftovers(store, config.run_id)
         base = run.start_state.policy
         with await asyncio.to_thread(ModelServer.start, config.serving, base, folder) as server:
-            if config.serving.url is None:
+            if not config.serving.urls:
                 await asyncio.to_thread(check_attached, server.url, run.record.base)
             others = algorithm.get_initial_resources() or {}
             again = lease.ended_before == "failed"
@@ -200,10 +200,11 @@ class _Driver:
         """Serve the policy, and run rollouts with it."""
         await asyncio.to_thread(self._server.serve, policy, self._run.ledger.storage)
         token = env_var.engine_token()
-        backend = Backend(f"{self._server.url}/v1", token.get_secret_value() if token else None)
+        key = token.get_secret_value() if token else None
+        backends = [Backend(f"{url}/v1", key) for url in self._server.urls]
         sampling = rollouts.read_resources().sampling_parameters
         serving = self._proxy.serving(
-            backend, policy, sampling, self._run.config.rollout.timeout_seconds
+            backends, policy, sampling, self._run.config.rollout.timeout_seconds
         )
         async with serving as llm:
             published = await self._store.add_resources({**self._resources, RESOURCE: llm})

@@ -149,7 +149,7 @@ class LLMProxy:
     @asynccontextmanager
     async def serving(
         self,
-        backend: Backend,
+        backends: Sequence[Backend],
         policy: PolicyRef,
         sampling_parameters: JsonDict,
         deadline_seconds: float,
@@ -158,18 +158,19 @@ class LLMProxy:
 
         Calls that other weights answer are refused. Calls are seeded by what the metadata of their
         rollout in the store says (`agl_seed`). Where the proxy ran before, it runs again
-        afterwards. Runners that record calls themselves take the server's key from their
+        afterwards. Runners that record calls themselves take the servers' key from their
         environment.
 
         Args:
-            backend: The model server.
-            policy: What it must serve.
+            backends: The model servers.
+            policy: What they must serve.
             sampling_parameters: For what agents leave open.
             deadline_seconds: For one call, retries included.
         """
         if self._in_runners:
             yield RecordedLLM(
-                endpoint=backend.url,
+                endpoint=backends[0].url,
+                further_endpoints=tuple(backend.url for backend in backends[1:]),
                 model=policy.version,
                 weights_digest=policy.weights_digest,
                 sampling_parameters=sampling_parameters,
@@ -179,7 +180,7 @@ class LLMProxy:
         was_running = self.is_running()
         await self.stop()
         config = ProxyConfig(
-            backends=(backend,),
+            backends=tuple(backends),
             policy=policy,
             sampling_parameters=sampling_parameters,
             deadline_seconds=deadline_seconds,

@@ -35,6 +35,7 @@ from agl_core.ledger.spans import spans_to_table
 from agl_core.ledger.tables import OUTCOMES
 from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
+from agl_core.llm_proxy.backends import Backend
 from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.server import ProxyServer
 from agl_core.runner.agent_pool import AgentPool
@@ -66,8 +67,8 @@ class ShardRef(BaseModel):
     iteration: int
     rollout_set: str
     claim: int
-    model_server: str
-    """Base URL of the engine server, without `/v1`."""
+    model_servers: tuple[str, ...]
+    """Base URLs without `/v1`; calls go to the least loaded one."""
     settings: RolloutSettings
     """As the run was started this time."""
     start: int
@@ -289,9 +290,9 @@ class Shard:
         """Run the recording proxy, and processes for agents, while the block runs."""
         resources = self._rollouts.read_resources()
         token = env_var.engine_token()
+        key = token.get_secret_value() if token else None
         config = ProxyConfig(
-            backend_url=f"{self.ref.model_server}/v1",
-            backend_api_key=token.get_secret_value() if token else None,
+            backends=tuple(Backend(f"{url}/v1", key) for url in self.ref.model_servers),
             policy=resources.policy,
             sampling_parameters=resources.sampling_parameters,
             rollout_seeds=self._seeds,

@@ -36,11 +36,12 @@ def retry_shard(ref: ShardRef, credentials: S3Credentials | None = None) -> Shar
                 "a replay of its recorded spans in a new run, or a revision of the iteration"
             )
     try:
-        check_server(ref.model_server)
+        for url in ref.model_servers:
+            check_server(url)
     except UpstreamError as error:
         raise ConfigError(
-            f"shard {ref.name} cannot be retried by itself: its model server is gone "
-            f"({ref.model_server}). Retry the iteration or the run, which start one"
+            f"shard {ref.name} cannot be retried by itself: its model server is gone ({error}). "
+            "Retry the iteration or the run, which start one"
         ) from error
     claim = RolloutSet(iteration, ref.rollout_set).claim_rest(ref.claim)
     if claim is None:

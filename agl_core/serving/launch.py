@@ -1,4 +1,4 @@
-"""The run's model server: start one (or attach to a running one), and have it serve a policy
+"""The run's model server: start one (or attach to running ones), and have it serve a policy
 version.
 
 One class for all: the embedded engine and vLLM (with its middleware, `agl_core.serving.vllm`) say
@@ -7,7 +7,8 @@ what they serve, and are given what to serve next, by the same routes.
 
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -53,10 +54,11 @@ def check_server(url: str) -> None:
 
 
 class ModelServer:
-    """The one model server of a run; what it serves changes between iterations.
+    """The model server of a run, or the several that were running; what they serve changes between
+    iterations.
 
     Args:
-        url: Base URL without `/v1`.
+        urls: Base URLs without `/v1`.
         private: Folder for fetched weights; gone when the server is stopped.
         advertised_host: Name by which other machines reach it; None for that of the URL.
         relaunch: Starts a vLLM with a policy, in place of one that ended; None where a server that
@@ -65,13 +67,13 @@ class ModelServer:
 
     def __init__(
         self,
-        url: str,
+        urls: tuple[str, ...],
         private: "tempfile.TemporaryDirectory[str]",
         advertised_host: str | None = None,
         relaunch: Callable[[PolicyRef], Started] | None = None,
     ) -> None:
-        self.url = url
-        """Base URL without `/v1`."""
+        self.urls = urls
+        """Base URLs without `/v1`; of a server that was started here, one."""
         self._advertised_host = advertised_host
         self._private = private
         self._relaunch = relaunch
@@ -83,14 +85,19 @@ class ModelServer:
         """Holds that path where it was fetched."""
 
     @property
-    def advertised_url(self) -> str:
-        """The same server as shards on other machines reach it."""
+    def url(self) -> str:
+        """The first of `urls`."""
+        return self.urls[0]
+
+    @property
+    def advertised_urls(self) -> tuple[str, ...]:
+        """The same servers as shards on other machines reach them."""
         host = self._advertised_host
-        return _with_host(self.url, host) if host else self.url
+        return tuple(_with_host(url, host) for url in self.urls) if host else self.urls
 
     @classmethod
     def start(cls, settings: ServingSettings, base: PolicyRef, folder: Path) -> Self:
-        """Start a server of the base policy, or attach to the one at `settings.url`.
+        """Start a server of the base policy, or attach to those at `settings.urls`.
 
         Args:
             settings: Where and how to serve.
@@ -109,16 +116,16 @@ class ModelServer:
                 f"serving.host {settings.host} is open to other machines: set a token in "
                 f"{env_var.ENGINE_TOKEN}, here and where shards run"
             )
-        if settings.url is not None:
-            check_server(settings.url)
+        for url in settings.urls:
+            check_server(url)
         if settings.vllm is not None:
             check_vllm(settings.vllm)
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         # Readable by this user alone, and gone when the server is stopped.
         private = tempfile.TemporaryDirectory(prefix="engine-", dir=folder)
-        if settings.url is not None:
-            return cls(settings.url.rstrip("/"), private)
+        if settings.urls:
+            return cls(settings.urls, private)
         token_file = Path(private.name, "token") if token else None
         if token is not None and token_file is not None:
             token_file.write_text(token.get_secret_value())
@@ -128,7 +135,7 @@ class ModelServer:
         def start(policy: PolicyRef) -> Started:
             return launch(settings, policy, Path(private.name), folder / log, token_file)
 
-        server = cls("", private, settings.advertised_host, start if is_vllm else None)
+        server = cls((), private, settings.advertised_host, start if is_vllm else None)
         try:
             server._take(start(base), base)
         except BaseException:
@@ -137,25 +144,27 @@ class ModelServer:
         return server
 
     def serve(self, policy: PolicyRef, storage: Storage) -> None:
-        """Have the server answer with this policy; returns once it does.
+        """Have every server answer with this policy; returns once they do.
 
         A vLLM that ended is started again: with this policy, or, where this policy ended it, with
-        the one before.
+        the one before. Several servers load it side by side; where one fails, the others have it.
 
         Raises:
-            UpstreamError: The server is gone, refuses, or serves other weights than the policy's.
+            UpstreamError: A server is gone, refuses, or serves other weights than the policy's.
             LedgerError: The policy's files differ from their record.
         """
+        behind = self.urls
         if self._is_sound():
-            served = ask_server("GET", f"{self.url}/policy")
-            if (served["version"], served["weights_digest"]) == _identity(policy):
+            behind = [url for url in self.urls if _identity_at(url) != _identity(policy)]
+            if not behind:
                 return
         fetched = tempfile.TemporaryDirectory(prefix="policy-", dir=self._private.name)
         try:
             path = policy.path
             if policy.folder is not None:
                 path = str(files.fetch_folder(storage, policy.folder, Path(fetched.name)))
-            self._load(PolicyRef(**{**policy.model_dump(), "path": path, "folder": None}))
+            local = PolicyRef(**{**policy.model_dump(), "path": path, "folder": None})
+            self._load(local, behind)
         except BaseException:
             fetched.cleanup()
             raise
@@ -166,8 +175,8 @@ class ModelServer:
             self._kept.cleanup()
         self._kept = fetched
 
-    def _load(self, policy: PolicyRef) -> None:
-        """Have the server read a policy from its local path."""
+    def _load(self, policy: PolicyRef, urls: Sequence[str]) -> None:
+        """Have servers read a policy from its local path."""
         if self._relaunch is not None and not self._is_sound():
             logger.warning("the model server ended; it is started again with %s", policy.version)
             self._take(self._relaunch(policy), policy)
@@ -177,9 +186,9 @@ class ModelServer:
             raise UpstreamError(
                 f"{policy.path} holds weights {digest}, expected {policy.weights_digest}"
             )
-        body = {"version": policy.version, "path": policy.path, "weights_digest": digest}
         try:
-            served = ask_server("POST", f"{self.url}/policy", body)
+            with ThreadPoolExecutor(len(urls)) as pool:
+                list(pool.map(lambda url: _load_into(url, policy), urls))
         except UpstreamError as error:
             if self._relaunch is None or self._current is None or self._is_sound():
                 raise
@@ -189,18 +198,13 @@ class ModelServer:
                 f"{policy.version} ended the model server, which was started again with "
                 f"{old.version}: {error}"
             ) from error
-        if (served["version"], served["weights_digest"]) != _identity(policy):
-            raise UpstreamError(
-                f"{self.url} serves {served['version']} with weights {served['weights_digest']}, "
-                f"not {policy.version} with weights {policy.weights_digest}"
-            )
         self._current = policy
 
     def _take(self, started: Started, policy: PolicyRef) -> None:
         """Use a server that was started, in place of the one before."""
         if self._process is not None:
             self._process.process.stop()
-        self._process, self.url = started, started.url
+        self._process, self.urls = started, (started.url,)
         self._current = policy
         if self._relaunch is not None:
             check_server(self.url)
@@ -238,6 +242,27 @@ class ModelServer:
 
 def _identity(policy: PolicyRef) -> tuple[str, str]:
     return policy.version, policy.weights_digest
+
+
+def _identity_at(url: str) -> tuple[str, str]:
+    """Return version and digest of what a server serves."""
+    served = ask_server("GET", f"{url}/policy")
+    return served["version"], served["weights_digest"]
+
+
+def _load_into(url: str, policy: PolicyRef) -> None:
+    """Have one server read a policy from its local path; its weights have the policy's digest."""
+    body = {
+        "version": policy.version,
+        "path": policy.path,
+        "weights_digest": policy.weights_digest,
+    }
+    served = ask_server("POST", f"{url}/policy", body)
+    if (served["version"], served["weights_digest"]) != _identity(policy):
+        raise UpstreamError(
+            f"{url} serves {served['version']} with weights {served['weights_digest']}, "
+            f"not {policy.version} with weights {policy.weights_digest}"
+        )
 
 
 def _check_token_ids(url: str, version: str) -> None:

@@ -13,9 +13,24 @@ def test_settings_of_an_engine_are_refused_where_none_is_started(setting: dict[s
     assert ServingSettings.model_validate(setting).url is None
 
 
-def test_settings_survive_the_way_through_json():
-    settings = ServingSettings(url="http://127.0.0.1:1")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", ("http://a:1/", "https://b:2/x")])
+def test_settings_survive_the_way_through_json(url: Any):
+    settings = ServingSettings(url=url)
     assert ServingSettings.model_validate_json(settings.model_dump_json()) == settings
+    assert all(not address.endswith("/") for address in settings.urls)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ([], "names no model server"),
+        (["http://a:1", "http://a:1/"], "names a model server twice"),
+        (["http://a:1", "b:1"], "'b:1' does not begin with http:// or https://"),
+    ],
+)
+def test_addresses_that_cannot_be_model_servers_are_refused(url: Any, message: str):
+    with pytest.raises(ValidationError, match=message):
+        ServingSettings(url=url)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

@@ -120,7 +120,7 @@ def test_help_teaches(tmp_path: Path):
     [
         ({"run_ids": "x"}, "unknown setting 'run_ids'; did you mean 'run_id'?"),
         ({"rollout": {"timeout_second": 1}}, "did you mean 'timeout_seconds'?"),
-        ({"serving": {"url": "127.0.0.1:9"}}, "serving.url: String should match pattern"),
+        ({"serving": {"url": "127.0.0.1:9"}}, "'127.0.0.1:9' does not begin with http:// or https://"),
         ({"ledger": "s3://"}, "ledger 's3://' names no bucket: use s3://bucket/prefix"),
         ({"run_id": "Not A Name"}, "run_id: String should match pattern"),
         ({"agent": "examples.nothing:x"}, "cannot import 'examples.nothing'"),

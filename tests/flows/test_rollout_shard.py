@@ -73,7 +73,7 @@ def make_shard(
         iteration=0,
         rollout_set="train",
         claim=1,
-        model_server=server.base_url.removesuffix("/v1"),
+        model_servers=(server.base_url.removesuffix("/v1"),),
         settings=config.rollout,
         failures=config.failures,
         start=1,

@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
 
 from agl_core import semconv
-from agl_core.config import RolloutSettings
+from agl_core.config import RolloutSettings, ServingSettings
 from agl_core.errors import ConfigError, IterationStopped, TrainerError
 from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
@@ -20,6 +20,7 @@ from agl_core.ledger.stages import STAGES
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, REQUESTS, SPANS, TRIPLETS, UPDATE_ROWS
 from agl_core.ledger.verify import verify_run
 from agl_core.serving.attached import CONVERSATIONS
+from agl_core.serving.launch import ModelServer
 from tests.conftest import small_run, train
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -320,6 +321,28 @@ def test_whole_trajectories_are_trained_on(engine, tmp_path, estimator: str):
     assert manifest.tokens is not None
     assert manifest.tokens.sampled == manifest.cost.completion_tokens
     assert manifest.coverage.expected == 16 == manifest.coverage.trained
+    assert verify_run(ledger) == []
+
+
+def test_a_run_over_two_engines_has_the_rows_of_a_run_over_one(
+    trained: RunLedger, engine, tmp_path
+):
+    base = trained.record().base.policy
+    with ModelServer.start(ServingSettings(), base, tmp_path / "second") as second:
+        before = engine.metrics()["requests_total"]
+        config = small_run(engine.url, str(tmp_path / "ledger"), run_id="two-engines")
+        serving = ServingSettings(url=(engine.url, second.url))
+        ledger = train(config.model_copy(update={"serving": serving}))
+        answered = [engine.metrics()["requests_total"] - before, second.metrics()["requests_total"]]
+    asked = sum(manifest.cost.model_calls for manifest in ledger.manifests())
+    assert all(number > asked / 8 for number in answered), "both share the load"
+    sampled = ["index", "call_index", "prompt_ids", "response_ids", "reward"]
+    for iteration in range(2):
+        one, two = (
+            _table(run, iteration, "adapt", "triplets", TRIPLETS).select(sampled)
+            for run in (trained, ledger)
+        )
+        assert one.to_pylist() == two.to_pylist()
     assert verify_run(ledger) == []
 
 

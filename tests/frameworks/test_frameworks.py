@@ -96,7 +96,7 @@ async def run_agent(rollouts: RolloutSet, server: str, name: str, how: str) -> l
         iteration=0,
         rollout_set="train",
         claim=1,
-        model_server=server,
+        model_servers=(server,),
         settings=RolloutSettings(timeout_seconds=130),
         start=1,
         concurrency=1,

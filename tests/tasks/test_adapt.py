@@ -105,7 +105,7 @@ async def adapt_rollouts(
         iteration=0,
         rollout_set=TRAIN_SET,
         claim=1,
-        model_server=server.base_url.removesuffix("/v1"),
+        model_servers=(server.base_url.removesuffix("/v1"),),
         settings=RolloutSettings(),
         start=1,
         concurrency=4,

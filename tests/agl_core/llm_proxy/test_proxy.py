@@ -159,7 +159,8 @@ async def test_it_serves_one_policy_with_the_seeds_that_rollouts_have_in_the_sto
     with ScriptedModelServer(model="v1", policy_version="v1", weights_digest="sha256:aa") as server:
         proxy = LLMProxy(model_list=[entry("http://127.0.0.1:1")], store=store)
         await proxy.start()
-        async with proxy.serving(Backend(server.base_url), policy, {"max_tokens": 4}, 10.0) as llm:
+        backends = [Backend(server.base_url)]
+        async with proxy.serving(backends, policy, {"max_tokens": 4}, 10.0) as llm:
             for rollout in (seeded, unseeded):
                 url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
                 async with openai.AsyncOpenAI(base_url=url, api_key="x") as client:

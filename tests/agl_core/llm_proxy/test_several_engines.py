@@ -1,5 +1,6 @@
 """Several real engines behind one proxy when the policy changes: each answer is checked."""
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 
 from agl_core import semconv
 from agl_core.config import ServingSettings
+from agl_core.errors import UpstreamError
 from agl_core.ledger.storage import Storage
 from agl_core.llm_proxy import ProxyConfig, ProxyServer
 from agl_core.llm_proxy.backends import Backend
@@ -83,6 +85,27 @@ def test_after_an_update_of_every_engine_all_calls_are_answered_by_the_new_polic
         policies[1].weights_digest
     }
     assert all(server.metrics()["requests_total"] for server in servers)
+
+
+def test_a_run_s_servers_load_a_policy_together_and_one_that_is_gone_is_named(
+    servers: list[ModelServer], policies: list[PolicyRef], local_storage: Storage, tmp_path: Path
+) -> None:
+    settings = ServingSettings(url=tuple(server.url for server in servers))
+    with ModelServer.start(settings, policies[0], tmp_path / "both") as both:
+        assert both.urls == tuple(server.url for server in servers)
+        both.serve(policies[1], local_storage)
+        statuses, _, _ = call_all(servers, policies[1])
+        assert statuses == {200: NUM_CALLS}
+
+        servers[1].serve(policies[0], local_storage)  # as another run would
+        both.serve(policies[1], local_storage)
+        assert call_all(servers[1:], policies[1])[0] == {200: NUM_CALLS}
+
+    gone = "http://127.0.0.1:9"
+    private = tempfile.TemporaryDirectory(dir=tmp_path)
+    with ModelServer((servers[0].url, gone), private) as partly_gone:
+        with pytest.raises(UpstreamError, match=f"{gone}/policy does not answer"):
+            partly_gone.serve(policies[0], local_storage)
 
 
 def test_an_engine_that_was_left_out_answers_nothing_that_is_trained_on(

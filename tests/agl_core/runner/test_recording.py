@@ -176,9 +176,11 @@ async def test_a_proxy_of_runners_listens_nowhere_and_tells_them_the_servers():
         with pytest.raises(ConfigError, match="no address before it runs"):
             proxy.as_resource("ro", "at")
         policy = PolicyRef(version="v000001", weights_digest="2" * 64)
-        async with proxy.serving(Backend(first.base_url, "secret"), policy, {}, 5.0) as given:
+        backends = [Backend(server.base_url, "secret") for server in (first, second)]
+        async with proxy.serving(backends, policy, {}, 5.0) as given:
             assert given == RecordedLLM(
                 endpoint=first.base_url,
+                further_endpoints=(second.base_url,),
                 model="v000001",
                 weights_digest="2" * 64,
                 deadline_seconds=5.0,

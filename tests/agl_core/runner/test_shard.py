@@ -66,7 +66,7 @@ def make_shard(
         iteration=0,
         rollout_set="train",
         claim=1,
-        model_server=server.base_url.removesuffix("/v1"),
+        model_servers=(server.base_url.removesuffix("/v1"),),
         settings=RolloutSettings(**{"flush_seconds": 0.05, "flush_rollouts": 2} | settings),
         start=1,
         concurrency=32,

@@ -59,6 +59,7 @@ def test_the_token_is_asked_for_sent_and_kept_out_of_the_log(
     with ModelServer.start(settings, base_model(CALCULATOR_POLICY).policy, tmp_path) as server:
         assert httpx.get(f"{server.url}/policy").status_code == 401
         assert server.metrics()["requests_total"] == 0
-        assert server.advertised_url == server.url.replace("127.0.0.1", "engine.example")
+        (advertised,) = server.advertised_urls
+        assert advertised == server.url.replace("127.0.0.1", "engine.example")
     assert "only-for-us" not in (tmp_path / "engine.log").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["engine.log"]
