@@ -103,9 +103,11 @@ def test_a_run_s_servers_load_a_policy_together_and_one_that_is_gone_is_named(
 
     gone = "http://127.0.0.1:9"
     private = tempfile.TemporaryDirectory(dir=tmp_path)
-    with ModelServer((servers[0].url, gone), private) as partly_gone:
-        with pytest.raises(UpstreamError, match=f"{gone}/policy does not answer"):
-            partly_gone.serve(policies[0], local_storage)
+    with (
+        ModelServer((servers[0].url, gone), private) as partly_gone,
+        pytest.raises(UpstreamError, match=f"{gone}/policy does not answer"),
+    ):
+        partly_gone.serve(policies[0], local_storage)
 
 
 def test_an_engine_that_was_left_out_answers_nothing_that_is_trained_on(
