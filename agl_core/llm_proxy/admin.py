@@ -2,9 +2,11 @@
 
 GET  /admin/status      model servers with state and load, calls that are served, usage in total
 GET  /admin/usage       calls, tokens and cost by rollout
-PUT  /admin/backends    {"urls": [...]}: calls go to these from now on
+PUT  /admin/backends    {"urls": [...]}: calls go to these from now on, with the keys and model
+                        names that are known
 POST /admin/pause       {"retry_after_seconds": 1, "drain_seconds": 60}: no more calls (429);
-                        answers once those under way have ended, 504 if they do not
+                        answers once those under way have ended; 504 if they do not, and calls are
+                        let in again
 POST /admin/resume      calls are let in again
 """
 
@@ -16,7 +18,7 @@ from starlette.routing import Route
 
 from agl_core.errors import ConfigError, TransientError
 from agl_core.llm_proxy.accounts import Accounts
-from agl_core.llm_proxy.backends import Backend, Backends
+from agl_core.llm_proxy.backends import Backends
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.exchange import check_token, parse_body
 from agl_core.llm_proxy.gate import Gate
@@ -53,7 +55,7 @@ class AdminRoutes:
             case "GET", "usage":
                 return self._accounts.rollouts()
             case "PUT", "backends":
-                self._backends.replace(_backends(parse_body(await request.body())))
+                self._backends.readdress(_urls(parse_body(await request.body())))
                 return self._status()
             case "POST", "pause":
                 return await self._pause(parse_body(await request.body() or b"{}"))
@@ -82,13 +84,16 @@ class AdminRoutes:
         self._gate.close(seconds["retry_after_seconds"])
         try:
             await asyncio.to_thread(self._gate.wait_until_empty, seconds["drain_seconds"])
-        except TransientError as error:
+        except BaseException as error:
+            self._gate.open()
+            if not isinstance(error, TransientError):
+                raise
             raise Refusal(504, str(error), "not_drained") from error
         return self._status()
 
 
-def _backends(body: JsonObject) -> list[Backend]:
+def _urls(body: JsonObject) -> list[str]:
     urls = body.get("urls")
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
         raise Refusal(400, "urls is not a list of base URLs", "invalid_request")
-    return [Backend(url) for url in urls]
+    return urls

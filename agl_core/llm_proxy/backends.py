@@ -10,10 +10,11 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.llm_proxy.capture import JsonObject
@@ -26,6 +27,9 @@ _SLACK = 4
 """Calls that a preferred server may have above 5/4 of what the least loaded one has."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
 """Calls have a deadline of their own; a connection that does not come about is given up."""
+_KEEP_ALIVE_SECONDS = 4.0
+"""Of an idle connection. Below the 5 s after which uvicorn, so vLLM, closes it: a request that
+meets the close would fail."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
@@ -49,7 +53,15 @@ class Backend:
     refuse requests with unknown fields."""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
+        try:
+            url = URL(self.url)
+        except ValueError as error:
+            raise ConfigError(f"a model server's URL cannot be read: {error}") from error
+        if url.user or url.password:  # not shown: it would be in logs from here on
+            raise ConfigError(
+                f"the URL of model server {url.host} has a user or password in it; give api_key"
+            )
+        if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"model server {self.url!r} is no http:// or https:// URL")
 
 
@@ -94,7 +106,7 @@ class LiveBackend:
         if self._session is None:
             # Proxies in the environment are not for our servers: trust_env stays off.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
                 headers=self._headers,
                 timeout=_TIMEOUT,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -148,6 +160,25 @@ class Backends:
         kept = tuple(known.pop(backend, None) or LiveBackend(backend) for backend in backends)
         self._retired += known.values()
         self._live = kept
+
+    def readdress(self, urls: Sequence[str]) -> None:
+        """Send calls to these addresses from now on; keys and names stay as they are.
+
+        Raises:
+            ConfigError: There is none, or it is not clear what a new one serves.
+        """
+        known = [live.backend for live in self._live]
+        settings = {replace(backend, url=known[0].url) for backend in known}
+        wanted: list[Backend] = []
+        for url in urls:
+            same = [backend for backend in known if backend.url == url]
+            if not same and len(settings) > 1:
+                raise ConfigError(
+                    f"model server {url!r} is new, and those known have different models or keys: "
+                    "start the proxy again with it"
+                )
+            wanted += same or [replace(known[0], url=url)]
+        self.replace(wanted)
 
     def status(self) -> list[JsonObject]:
         """Return URL, state and load of each."""

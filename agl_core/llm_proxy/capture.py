@@ -158,6 +158,8 @@ def check_answer(answer: Any, num_choices: int = 1) -> str | None:
     if not isinstance(answer, dict):
         return "the answer is not a JSON object"
     choices = answer.get("choices")
+    if choices is None and answer.get("error"):
+        return f"the answer is an error: {answer['error']}"
     found = choices if isinstance(choices, list) else []
     if len(found) != num_choices or not all(isinstance(choice, dict) for choice in found):
         wanted = "exactly one choice" if num_choices == 1 else f"{num_choices} choices"

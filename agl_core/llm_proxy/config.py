@@ -50,6 +50,9 @@ class ProxyConfig:
     def __post_init__(self) -> None:
         if (self.backend_url is None) == (not self.backends):
             raise ConfigError("name the model server by backend_url, or several by backends")
+        for name in ("token", "admin_token"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} is empty, which anyone could send; None asks for none")
         self.sampling_for("train")
         self.sampling_for("val")
 

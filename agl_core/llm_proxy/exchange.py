@@ -13,7 +13,13 @@ from agl_core.llm_proxy.backends import UnknownModel
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.refusal import Refusal, while_connected
-from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream, UpstreamTimeout
+from agl_core.llm_proxy.upstream import (
+    UnwritableRequest,
+    Upstream,
+    UpstreamReply,
+    UpstreamStream,
+    UpstreamTimeout,
+)
 
 
 def check_token(headers: Mapping[str, str], token: str | None) -> None:
@@ -24,8 +30,8 @@ def check_token(headers: Mapping[str, str], token: str | None) -> None:
     """
     if token is None:
         return
-    bearer = headers.get("authorization", "").removeprefix("Bearer ")
-    for sent in (bearer, headers.get("x-api-key", "")):
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    for sent in (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")):
         if hmac.compare_digest(sent.encode(), token.encode()):
             return
     raise Refusal(401, "this proxy wants its token as the API key", "invalid_token")
@@ -80,6 +86,8 @@ async def send_on(
     """
     try:
         return await while_connected(receive, upstream.send(path, asked))
+    except UnwritableRequest as error:
+        raise Refusal(400, str(error), "invalid_json") from error
     except UnknownModel as error:
         raise Refusal(404, str(error), "model_not_found") from error
     except UpstreamTimeout as error:

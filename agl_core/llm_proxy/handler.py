@@ -1,5 +1,6 @@
 """Serves one model call: checks it, records it, forwards it, answers in the agent's dialect."""
 
+import logging
 from typing import Any, Protocol
 
 import orjson
@@ -24,6 +25,10 @@ from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream
 from agl_core.tracer.base import ModelCall
 
+logger = logging.getLogger(__name__)
+
+_NOT_READ = (408, 413)
+"""The request was not read to its end, so nothing else can follow on its connection."""
 _PASSED_HEADERS = ("retry-after", "x-request-id")
 
 
@@ -105,6 +110,11 @@ class CallHandler:
             record.fail(refusal.message)
             record.status(refusal.status)
             return _refused(dialect, refusal)
+        except Exception as error:
+            logger.exception("a call could not be served: rollout=%s", whose.rollout_id)
+            message = f"the proxy failed: {type(error).__name__}"
+            record.fail(message)
+            return _refused(dialect, Refusal(500, message, "proxy_error"))
         except BaseException as error:
             record.fail(f"the call was interrupted: {type(error).__name__}")
             raise
@@ -145,7 +155,9 @@ class CallHandler:
         try:
             recorded = capture.response_attributes(dialect.as_chat(answer), reply.headers)
             record.answer(recorded, capture.find_defect(recorded))
-            return json_response(dialect.answer(answer, body))
+            response = json_response(dialect.answer(answer, body))
+            response.headers.update(_passed_headers(reply))
+            return response
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             message = f"the model server's answer is not one of a completion: {error!r}"
             raise Refusal(502, message, "bad_answer") from error
@@ -169,7 +181,7 @@ class CallHandler:
             return self._config.rollout_seeds.get(rollout_id, rollout_id)
         try:
             return await self._calls.rollout_seed(rollout_id)
-        except TransientError as error:
+        except Exception as error:  # whatever a store raises where it is away
             raise Refusal(503, str(error), "not_recorded") from error
 
 
@@ -187,7 +199,10 @@ def _parse_answer(reply: UpstreamReply, num_choices: int) -> JsonObject:
 
 
 def _refused(dialect: Dialect, refusal: Refusal) -> Response:
-    return json_response(dialect.error(refusal), refusal.status)
+    response = json_response(dialect.error(refusal), refusal.status)
+    if refusal.status in _NOT_READ:
+        response.headers["connection"] = "close"
+    return response
 
 
 def _passed_error(dialect: Dialect, reply: UpstreamReply) -> Response:

@@ -43,7 +43,7 @@ class MessagesDialect(Dialect):
             raise Refusal(400, message, NO_THREADS)
         if others := sorted(body.keys() - _TRANSLATED - _WITHOUT_EFFECT - set(_PASSED)):
             raise _refused(f"{', '.join(others)} is not supported")
-        if (body.get("thinking") or {}).get("type", "disabled") != "disabled":
+        if body.get("thinking") not in (None, {"type": "disabled"}):
             raise _refused("thinking is not supported; leave it out or set it to disabled")
         try:
             return _ask(body)

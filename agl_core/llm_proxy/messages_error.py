@@ -34,7 +34,7 @@ def upstream_body(status: int, content: bytes) -> JsonObject:
     except orjson.JSONDecodeError:
         found = None
     error = found.get("error", found) if isinstance(found, dict) else found
-    message = error.get("message") if isinstance(error, dict) else error
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
     return _body(status, str(message or f"the model server answered HTTP {status}"))
 
 

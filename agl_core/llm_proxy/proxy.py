@@ -302,7 +302,8 @@ def _to_backends(model_list: Sequence[dict[str, Any]]) -> list[Backend]:
         )
         if not name or not model or not url:
             raise ConfigError(
-                f"model {entry!r} needs model_name, litellm_params.model and .api_base"
+                f"model {name or 'without a name'}: it needs model_name, litellm_params.model and "
+                "litellm_params.api_base"
             )
         if others := sorted(parameters.keys() - _PARAMETERS):
             raise ConfigError(f"model {name}: litellm_params.{others[0]} is not supported")

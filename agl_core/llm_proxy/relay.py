@@ -61,11 +61,10 @@ class StreamedResponse(Response):
         self._record = record
         self._splitter = EventSplitter()
         self._answer = StreamedAnswer(num_choices)
-        self._has_ended = False
-        """Whether the call is recorded."""
         self._lock = threading.Lock()
+        """Of the answer: the attempt may end, and record it, in another thread."""
         # An agent that left the stream may end its attempt before the proxy sees it leave.
-        record.call.before_close(lambda: self._leave("the attempt ended before the stream"))
+        record.at_end_of_attempt(lambda: self._write_left("the attempt ended before the stream"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the stream on."""
@@ -92,7 +91,7 @@ class StreamedResponse(Response):
             failure = Refusal(502, str(error), "stream_broken")
         except TimeoutError:
             failure = Refusal(504, "the stream did not end before the deadline", "upstream_timeout")
-        if failure is None or self._has_ended:
+        if failure is None or self._record.has_ended:
             last = self._writer.end(self._splitter.rest())
         else:
             self._end(failure.message)
@@ -127,7 +126,8 @@ class StreamedResponse(Response):
                 chunk = self._dialect.as_chat(chunk)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 self._answer.spoil(f"a chunk is not one of a completion: {error}")
-        self._answer.add(chunk)
+        with self._lock:
+            self._answer.add(chunk)
 
     def _find_end(self) -> Refusal | None:
         """End the span after the last byte; return what the agent must be told."""
@@ -137,8 +137,8 @@ class StreamedResponse(Response):
         return None
 
     def _leave(self, reason: str) -> None:
-        """End the span where the agent left: maybe satisfied with a finished answer."""
-        self._end(None if self._answer.has_finished else reason)
+        """End the span where the agent left."""
+        self._record.end(lambda: self._write_left(reason))
 
     def _end(self, reason: str | None) -> None:
         """Record the answer and end the span; once.
@@ -146,17 +146,18 @@ class StreamedResponse(Response):
         Args:
             reason: Why the stream is not whole; None where it came to its end.
         """
-        with self._lock:
-            if self._has_ended:
-                return
-            self._has_ended = True
-        try:
-            self._write(reason)
-        finally:
-            self._record.end()
+        self._record.end(lambda: self._write(reason))
+
+    def _write_left(self, reason: str) -> None:
+        """Record the answer of a stream that was left: maybe the agent had all it wanted."""
+        self._write(None if self._answer.has_finished else reason)
 
     def _write(self, reason: str | None) -> None:
         """Record the answer."""
+        with self._lock:
+            self._write_answer(reason)
+
+    def _write_answer(self, reason: str | None) -> None:
         if reason is None and not self._answer.has_finished:
             reason = "the stream ended without a finish reason"
         if reason is not None:

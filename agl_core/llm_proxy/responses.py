@@ -92,7 +92,7 @@ class ResponsesDialect(Dialect):
         message = choice.get("message") or {}
         output: list[JsonObject] = []
         if text := message.get("content"):
-            output.append(message_item(answer.get("id"), text))
+            output.append(message_item(f"msg_{answer.get('id')}_0", text))
         for call in message.get("tool_calls") or ():
             function = call["function"]
             output.append(call_item(call["id"], function["name"], function.get("arguments") or ""))

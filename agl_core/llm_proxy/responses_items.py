@@ -77,11 +77,11 @@ def finished(head: JsonObject, output: list[JsonObject], reason: Any, usage: Any
     }
 
 
-def message_item(answer_id: Any, text: str, status: str = "completed") -> JsonObject:
+def message_item(item_id: str, text: str, status: str = "completed") -> JsonObject:
     """Return the item of a message."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {
-        "id": f"msg_{answer_id}",
+        "id": item_id,
         "type": "message",
         "role": "assistant",
         "status": status,

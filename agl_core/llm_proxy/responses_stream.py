@@ -68,7 +68,8 @@ class ResponsesWriter(TranslatingWriter):
     def _open_text(self) -> bytes:
         if self._open_key == "text":
             return b""
-        item = message_item(self._answer_id, "", "in_progress")
+        # A text may be followed by another one, after a function call.
+        item = message_item(f"msg_{self._answer_id}_{len(self._output)}", "", "in_progress")
         opened = self._open("text", item)
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         return opened + self._of_item("response.content_part.added", content_index=0, part=part)
@@ -98,7 +99,7 @@ class ResponsesWriter(TranslatingWriter):
             return b""
         self._open_key = None
         if key == "text":
-            item = message_item(self._answer_id, self._content)
+            item = message_item(opened["id"], self._content)
             text = {"text": self._content, "content_index": 0, "logprobs": []}
             closed = self._of_item("response.output_text.done", **text)
             part = item["content"][0]

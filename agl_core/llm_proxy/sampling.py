@@ -29,7 +29,10 @@ def check_sampling_parameters(parameters: Mapping[str, Any]) -> JsonObject:
     Raises:
         ConfigError: They hold something else, or what is not supported.
     """
-    fields = {**parameters, **(parameters.get("extra_body") or {})}
+    extra = parameters.get("extra_body") or {}
+    if not isinstance(extra, dict):
+        raise ConfigError("sampling parameters: extra_body is not a JSON object")
+    fields = {**parameters, **extra}
     fields.pop("extra_body", None)
     if others := sorted(_NOT_SAMPLING & fields.keys()):
         raise ConfigError(f"sampling parameters cannot set {', '.join(others)}: agents do")

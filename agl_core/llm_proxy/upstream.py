@@ -8,6 +8,7 @@ handed on as it is. A 500 gets two more tries only: most are the request's own f
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -90,6 +91,10 @@ class UpstreamStream:
 
 class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like TimeoutError's relatives in httpx
     """The model server did not answer before the deadline."""
+
+
+class UnwritableRequest(UpstreamError):  # noqa: N818 - the agent's mistake, told as an answer
+    """The request is nested deeper than can be written."""
 
 
 class Upstream:
@@ -223,13 +228,18 @@ class _Call:
         self._failed.clear()
         if state.outcome is not None and not state.outcome.failed:
             try:
-                return max(0.0, float(state.outcome.result().headers.get("retry-after", "")))
-            except ValueError:
-                pass  # absent, or an HTTP date
+                seconds = float(state.outcome.result().headers.get("retry-after", ""))
+            except ValueError:  # absent, or an HTTP date
+                seconds = math.nan
+            if seconds >= 0:
+                return seconds
         return _BACKOFF(state)
 
     async def _open(self, live: LiveBackend) -> UpstreamReply | UpstreamStream:
-        content = orjson.dumps(_in_dialect_of(live, self._asked))
+        try:
+            content = orjson.dumps(_in_dialect_of(live, self._asked))
+        except orjson.JSONEncodeError as error:  # read, but too deep to be written
+            raise UnwritableRequest(f"the request cannot be sent on: {error}") from error
         try:
             response = await live.post(self._path, content)
         except TimeoutError as error:  # of the connection: the deadline cancels

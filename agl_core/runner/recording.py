@@ -8,6 +8,7 @@ A proxy is opened by the first rollout that needs it, and serves all of the same
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,8 +35,8 @@ class _Open:
     server: "ProxyServer"
     seeds: dict[str, int | str]
     """Of the rollouts under way; the proxy looks into it at each call."""
-    users: set[str] = field(default_factory=set[str])
-    """Attempts under way."""
+    users: dict[str, str] = field(default_factory=dict[str, str])
+    """Rollouts of the attempts under way, by attempt."""
 
 
 class RecordingProxies:
@@ -49,6 +50,7 @@ class RecordingProxies:
         self._tracer = tracer
         self._open: dict[str, _Open] = {}
         """By resource; the one opened last is last."""
+        self._opening = threading.Lock()
 
     @asynccontextmanager
     async def opened(
@@ -67,7 +69,7 @@ class RecordingProxies:
         try:
             for name, llm in recorded.items():
                 proxy = self._proxy_of(llm)
-                proxy.users.add(attempt_id)
+                proxy.users[attempt_id] = rollout.rollout_id
                 used.append(proxy)
                 if seed is not None:
                     proxy.seeds[rollout.rollout_id] = seed
@@ -76,8 +78,9 @@ class RecordingProxies:
             yield given
         finally:
             for proxy in used:
-                proxy.users.discard(attempt_id)
-                proxy.seeds.pop(rollout.rollout_id, None)
+                del proxy.users[attempt_id]
+                if rollout.rollout_id not in proxy.users.values():
+                    proxy.seeds.pop(rollout.rollout_id, None)
 
     def close(self) -> None:
         """Stop all proxies."""
@@ -85,33 +88,32 @@ class RecordingProxies:
             self._open.popitem()[1].server.stop()
 
     def _proxy_of(self, llm: RecordedLLM) -> _Open:
-        """Return the proxy of a resource. The first call starts it, in this thread: two rollouts of
-        one event loop never start two.
-        """
+        """Return the proxy of a resource, which the first call starts."""
         from agl_core.llm_proxy.backends import Backend
         from agl_core.llm_proxy.config import ProxyConfig
         from agl_core.llm_proxy.server import ProxyServer
 
         key = llm.model_dump_json()
-        found = self._open.get(key)
-        if found is None:
-            seeds: dict[str, int | str] = {}
-            config = ProxyConfig(
-                backends=tuple(
-                    Backend(url, _key_of(llm), llm.model, llm.upstream_model)
-                    for url in (llm.endpoint, *llm.further_endpoints)
-                ),
-                policy=None
-                if llm.weights_digest is None
-                else PolicyRef(version=llm.model, weights_digest=llm.weights_digest),
-                rollout_seeds=seeds,
-                sampling_parameters=llm.sampling_parameters,
-                deadline_seconds=llm.deadline_seconds,
-                max_tries=llm.max_tries,
-            )
-            found = _Open(ProxyServer(config, self._tracer).start(), seeds)
-            self._open[key] = found
-        return found
+        with self._opening:
+            found = self._open.get(key)
+            if found is None:
+                seeds: dict[str, int | str] = {}
+                config = ProxyConfig(
+                    backends=tuple(
+                        Backend(url, _key_of(llm), llm.model, llm.upstream_model)
+                        for url in (llm.endpoint, *llm.further_endpoints)
+                    ),
+                    policy=None
+                    if llm.weights_digest is None
+                    else PolicyRef(version=llm.model, weights_digest=llm.weights_digest),
+                    rollout_seeds=seeds,
+                    sampling_parameters=llm.sampling_parameters,
+                    deadline_seconds=llm.deadline_seconds,
+                    max_tries=llm.max_tries,
+                )
+                found = _Open(ProxyServer(config, self._tracer).start(), seeds)
+                self._open[key] = found
+            return found
 
     async def _close_idle(self) -> None:
         """Stop the oldest proxies that no attempt uses, beyond those that are kept."""

@@ -32,7 +32,8 @@ class AttemptTrace:
         self._stored_ids: dict[int, int] = {}
         """Sequence ids that a store gave, by span id."""
         self._on_end: Callable[[], None] | None = None
-        self._before_close: list[Callable[[], None]] = []
+        self._before_close: dict[object, Callable[[], None]] | None = {}
+        """None once they were called."""
 
     def spans(self) -> list[ReadableSpan]:
         """Return the spans that ended so far, in that order; all of them once closed."""
@@ -63,16 +64,33 @@ class AttemptTrace:
         """Call a listener after each span that ends, in the thread where it does."""
         self._on_end = listener
 
-    def before_close(self, end_span: Callable[[], None]) -> None:
-        """Call a function that ends a span, if it is open then, when the attempt ends."""
+    def before_close(self, end_span: Callable[[], None]) -> Callable[[], None]:
+        """Call a function that ends a span when the attempt ends; at once where it is ending.
+
+        Returns:
+            What forgets the function, once its span has ended.
+        """
+        key = object()
         with self._lock:
-            self._before_close.append(end_span)
+            waiting = self._before_close
+            if waiting is not None:
+                waiting[key] = end_span
+        if waiting is None:
+            end_span()
+            return lambda: None
+
+        def forget() -> None:
+            with self._lock:
+                waiting.pop(key, None)
+
+        return forget
 
     def end_open_spans(self) -> None:
-        """Call what `before_close` was given."""
+        """Call what `before_close` was given and has not been forgotten."""
         with self._lock:
-            functions, self._before_close = self._before_close, []
-        for end_span in functions:
+            functions, self._before_close = self._before_close or {}, None
+            waiting = list(functions.values())
+        for end_span in waiting:
             end_span()
 
     def fail(self, description: str) -> None:

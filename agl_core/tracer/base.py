@@ -48,8 +48,9 @@ class ModelCall:
     """Started as a child of the attempt's root span; whoever asked for it ends it."""
     index: int
     """0-based number of the call within its attempt, in order of arrival."""
-    before_close: Callable[[Callable[[], None]], None] = lambda end_span: None
-    """Takes a function that ends the span, to be called if the attempt ends before."""
+    before_close: Callable[[Callable[[], None]], Callable[[], None]] = lambda end_span: lambda: None
+    """Takes a function that ends the span, to be called if the attempt ends before; gives one that
+    forgets it."""
 
 
 class Tracer(ParallelWorkerBase, ABC):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the tracer builds on this module
 logger = logging.getLogger(__name__)
 
 _PROXY_PATH = re.compile(r"/rollout/[^/]+/attempt/[^/]+")
+_PROXY_HEADER = "x-rollout-id"
 _METHODS = ("create", "parse")
 
 _lock = threading.Lock()
@@ -110,7 +111,7 @@ def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
 
     Messages that can be read only once become a list in the request.
     """
-    if _PROXY_PATH.search(str(resource._client.base_url)):
+    if _goes_through_proxy(resource._client, request):
         return None
     current = get_current_attempt()
     if current is None:
@@ -131,6 +132,14 @@ def _begin(resource: Any, request: dict[str, Any]) -> "_CallRecorder | None":
         attributes[semconv.CALL_INDEX] = trace.next_call_index()
     span = tracer.start_span(semconv.LLM_CALL_SPAN, attributes)
     return _CallRecorder(span, trace)
+
+
+def _goes_through_proxy(client: Any, request: Mapping[str, Any]) -> bool:
+    """Say whether the recording proxy records a call: its path or its headers name the attempt."""
+    if _PROXY_PATH.search(str(client.base_url)):
+        return True
+    headers = {**client.default_headers, **(request.get("extra_headers") or {})}
+    return any(name.lower() == _PROXY_HEADER for name in headers)
 
 
 def _note_call_outside() -> None:
@@ -166,6 +175,8 @@ class _CallRecorder:
     def __init__(self, span: Span, trace: AttemptTrace | None) -> None:
         self._span = span
         self._trace = trace
+        self._forget: Callable[[], None] = lambda: None
+        """What an open stream is told to forget when it has ended."""
 
     def fail(self, error: BaseException) -> None:
         """End the span as failed."""
@@ -239,11 +250,12 @@ class _CallRecorder:
         """Return what gathers a stream; one that is left half-read ends with its attempt."""
         gathered = StreamedAnswer()
         if self._trace is not None:
-            self._trace.before_close(lambda: self._end(gathered.answer()))
+            self._forget = self._trace.before_close(lambda: self._end(gathered.answer()))
         return gathered
 
     def _end(self, answer: JsonObject | None) -> None:
         """Record an answer, as far as there is one, and end the span; once."""
+        self._forget()
         if not self._span.is_recording():
             return
         try:

@@ -108,8 +108,8 @@ class RecordedLLM(LLM):
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Raise RuntimeError: an agent is given the address of its runner's proxy instead."""
         raise RuntimeError(
-            "a RecordedLLM is opened by a LitAgentRunner, which gives the agent a ProxyLLM; call "
-            f"the model server without a record by LLM(endpoint={self.endpoint!r}, ...)"
+            "a RecordedLLM is opened by a LitAgentRunner, which gives the agent a ProxyLLM; "
+            "publish an LLM to have the model server called without a record"
         )
 
 

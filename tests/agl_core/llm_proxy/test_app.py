@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from agl_core import semconv
+from agl_core.errors import ConfigError
 from agl_core.llm_proxy import ProxyConfig, ProxyServer
 from agl_core.llm_proxy.capture import call_seed
 from agl_core.tracer import OtelTracer
@@ -246,7 +247,7 @@ def test_backend_that_is_gone_becomes_502():
     assert "cannot reach the model server" in trace.spans()[0].status.description
 
 
-def test_call_that_outlives_its_attempt_is_dropped_with_a_warning(caplog):
+def test_call_that_outlives_its_attempt_is_recorded_as_that():
     tracer = OtelTracer()
     with (
         ScriptedModelServer() as server,
@@ -258,9 +259,60 @@ def test_call_that_outlives_its_attempt_is_dropped_with_a_warning(caplog):
             call = pool.submit(httpx.post, proxy.url + PATH, json={"messages": MESSAGES})
             wait_until(lambda: server.num_calls == 1)
         assert call.result().status_code == 200
-    assert [span.name for span in trace.spans()] == [semconv.ROLLOUT_SPAN]
-    assert tracer.late_spans == 1
-    assert "ro-1" in caplog.text
+    call, root = trace.spans()
+    assert (call.name, root.name) == (semconv.LLM_CALL_SPAN, semconv.ROLLOUT_SPAN)
+    assert call.status.description == "the attempt ended before the answer"
+    assert json.loads(call.attributes[semconv.INPUT_MESSAGES]), "what was asked is known"
+    assert semconv.RESPONSE_TOKEN_IDS not in call.attributes
+    assert tracer.late_spans == 0
+    assert proxy.usage("ro-1")["failed_calls"] == 1
+
+
+def test_ended_calls_are_not_held_until_their_attempt_ends():
+    held = []
+    with running() as setup:
+        for stream in (False, True):
+            setup.call(stream=stream)
+            held.append(len(setup.trace._before_close))
+    assert held == [0, 0]
+
+
+def test_a_request_that_cannot_be_written_again_is_refused_in_the_agents_dialect():
+    deep = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    with running() as setup:
+        response = setup.call(tools=[deep])
+        assert response.status_code == 400
+        assert "cannot be sent on" in response.json()["error"]["message"]
+        assert "cannot be sent on" in setup.last_call().status.description
+
+
+def test_an_error_of_the_proxy_itself_has_a_shape_and_a_record(monkeypatch, caplog):
+    def broken(*args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("agl_core.llm_proxy.handler.fill_in", broken)
+    with running() as setup:
+        response = setup.call()
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "proxy_error"
+        assert setup.last_call().status.description == "the proxy failed: ZeroDivisionError"
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["token", "admin_token"])
+def test_an_empty_token_is_none(name):
+    with pytest.raises(ConfigError, match=f"^{name} is empty"):
+        ProxyConfig(backend_url="http://127.0.0.1:9/v1", **{name: ""})
+
+
+def test_the_scheme_of_a_token_may_be_in_lower_case():
+    with running(token="secret") as setup:
+        setup.client.headers["authorization"] = "bearer secret"
+        assert setup.call().status_code == 200
+        setup.client.headers["authorization"] = "secret"
+        assert setup.call().status_code == 401
 
 
 def test_agent_that_goes_away_stops_its_call():

@@ -58,6 +58,23 @@ def test_there_must_be_a_server_of_that_model():
         make("http://a/v1", model="m").choose(request(model="other"))
 
 
+@pytest.mark.parametrize("url", ["http://user:s3cret@gpu:8000/v1", "ftp://user:s3cret@gpu/v1"])
+def test_a_password_in_an_address_is_refused_and_not_shown(url):
+    with pytest.raises(ConfigError, match="model server gpu has a user or password") as caught:
+        Backend(url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_new_address_needs_one_set_of_keys_and_names():
+    two = Backends([Backend("http://a/v1", "x", "m"), Backend("http://b/v1", "y", "n")])
+    two.readdress(["http://b/v1"])
+    assert [entry["url"] for entry in two.status()] == ["http://b/v1"]
+    two.readdress(["http://c/v1"])
+    mixed = Backends([Backend("http://a/v1", "x", "m"), Backend("http://b/v1", "y", "n")])
+    with pytest.raises(ConfigError, match="is new"):
+        mixed.readdress(["http://a/v1", "http://c/v1"])
+
+
 async def test_a_failing_server_is_left_for_another_at_once(servers):
     backends = make(*(server.base_url for server in servers))
     first = next(s for s in servers if s.base_url == backends.choose(request()).base_url)

@@ -8,8 +8,10 @@ import openai
 import pytest
 
 from agl_core.errors import TransientError
-from agl_core.llm_proxy import Price
+from agl_core.llm_proxy import Backend, Price, ProxyConfig, ProxyServer
+from agl_core.tracer import OtelTracer
 from tests.agl_core.llm_proxy.test_app import MESSAGES, PATH, running, wait_until
+from tests.fakes import ScriptedModelServer
 
 ADMIN = {"authorization": "Bearer boss"}
 
@@ -127,6 +129,7 @@ def test_trainers_elsewhere_pause_and_replace():
         ("PUT", "backends", {"urls": "x"}, 400),
         ("PUT", "backends", {"urls": []}, 400),
         ("PUT", "backends", {"urls": ["ftp://x"]}, 400),
+        ("PUT", "backends", {"urls": ["http://[x/v1"]}, 400),
         ("GET", "pause", {}, 404),
     ],
 )
@@ -135,6 +138,37 @@ def test_odd_requests_of_trainers_are_refused(method, what, body, status):
         response = admin(setup, method, what, **body)
         assert response.status_code == status
         assert response.json()["error"]["message"]
+
+
+def test_a_pause_that_is_given_up_lets_calls_in_again():
+    with running(admin_token="boss") as setup, ThreadPoolExecutor(1) as pool:
+        setup.server.delay_seconds = 1.0
+        call = pool.submit(setup.call)
+        wait_until(lambda: setup.server.num_calls == 1)
+        response = admin(setup, "POST", "pause", drain_seconds=0.1)
+        assert response.status_code == 504
+        assert call.result().status_code == 200
+        setup.server.delay_seconds = 0.0
+        assert setup.call().status_code == 200
+        assert admin(setup, "GET", "status").json()["is_paused"] is False
+
+
+def test_replaced_servers_are_asked_with_the_key_and_name_that_are_known():
+    with ScriptedModelServer() as other, ScriptedModelServer() as server:
+        config = ProxyConfig(
+            backends=(Backend(server.base_url, "key", "m", "upstream", returns_token_ids=False),),
+            admin_token="boss",
+        )
+        tracer = OtelTracer()
+        with ProxyServer(config, tracer) as proxy, tracer.attempt("ro-1", "at-1"):
+            urls = {"urls": [other.base_url]}
+            replaced = httpx.put(f"{proxy.url}/admin/backends", json=urls, headers=ADMIN)
+            assert replaced.status_code == 200
+            body = {"model": "m", "messages": MESSAGES}
+            assert httpx.post(proxy.url + PATH, json=body).status_code == 200
+        (sent,) = other.requests
+        assert (sent["model"], "return_token_ids" in sent) == ("upstream", False)
+        assert other.headers[0]["authorization"] == "Bearer key"
 
 
 def test_without_an_admin_token_there_is_no_admin():

@@ -212,6 +212,8 @@ def test_arguments_that_are_no_object_are_handed_on_as_text():
     ("body", "words"),
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking is not supported"),
+        ({"thinking": True}, "thinking is not supported"),
+        ({"thinking": ["x"]}, "thinking is not supported"),
         ({"mcp_servers": []}, "mcp_servers is not supported"),
         ({"messages": 3}, "no list of messages"),
         ({"messages": [{"role": "user"}]}, "not one of messages"),

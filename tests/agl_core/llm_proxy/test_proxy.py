@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from agl_core import InMemoryLightningStore, LlmProxyTraceToTriplet, semconv
-from agl_core.errors import TransientError
+from agl_core.errors import ConfigError, TransientError
 from agl_core.llm_proxy import Backend, LLMProxy
 from agl_core.llm_proxy.capture import call_seed
 from agl_core.llm_proxy.store_calls import SEED, StoreCalls
@@ -65,6 +65,13 @@ async def test_attempt_that_the_store_does_not_know_is_refused_after_its_first_c
     assert "the store refused to record a call" in response.json()["error"]["message"]
     assert "a call is lost, rollout=ro-x" in caplog.text
     await store.close()
+
+
+def test_an_entry_that_is_not_whole_is_named_without_its_key():
+    broken = {"model_name": "m", "litellm_params": {"model": "openai/x", "api_key": "sk-secret"}}
+    with pytest.raises(ConfigError, match="model m: it needs") as caught:
+        LLMProxy(model_list=[broken])
+    assert "sk-secret" not in str(caught.value)
 
 
 async def test_model_servers_are_replaced_while_it_runs():

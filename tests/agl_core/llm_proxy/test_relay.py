@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -9,6 +11,7 @@ import orjson
 import pytest
 
 from agl_core import semconv
+from agl_core.llm_proxy.relay import StreamedResponse
 from agl_core.runner.failure import classify_exception
 from agl_core.types.outcome import FailureKind
 from agl_core.types.training import PolicyRef
@@ -91,6 +94,25 @@ def test_each_event_leaves_before_the_next_one_comes_and_done_after_the_span():
         assert len(received) == 1 + 8 + 1 + 1
         assert received[-1] == DONE
         assert setup.last_call().status.is_ok
+
+
+def test_a_stream_whose_record_is_being_written_when_the_attempt_ends_is_kept(monkeypatch):
+    write = StreamedResponse._write_answer
+    begun = threading.Event()
+
+    def slow(self, reason):
+        begun.set()
+        time.sleep(0.3)
+        write(self, reason)
+
+    monkeypatch.setattr(StreamedResponse, "_write_answer", slow)
+    with ThreadPoolExecutor(1) as pool:
+        with running() as setup:
+            pool.submit(read, setup)
+            assert begun.wait(10)  # the block ends, and the attempt with it, while it is written
+        call, _ = setup.trace.spans()
+    assert call.status.is_ok
+    assert semconv.RESPONSE_TOKEN_IDS in call.attributes
 
 
 def test_stream_is_retried_before_its_first_byte():

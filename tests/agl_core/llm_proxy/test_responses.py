@@ -7,15 +7,20 @@ from agl_core import semconv
 from agl_core.llm_proxy.refusal import Refusal
 from agl_core.llm_proxy.responses import ResponsesDialect
 from tests.agl_core.llm_proxy.replay import (
+    ROLE,
     TEXT,
     TEXT_STREAM,
     TOOLS,
     TOOLS_STREAM,
     Recording,
+    call_delta,
     chat,
     choice,
+    delta,
     event,
     replaying,
+    streamed,
+    usage,
 )
 
 ASK = {"model": "m", "input": "hi"}
@@ -44,6 +49,22 @@ def test_answer_is_a_response_and_recorded_as_a_chat_completion():
     assert (asked["max_tokens"], asked["return_token_ids"]) == (20, True)
     assert span.status.is_ok
     assert span.attributes[semconv.RESPONSE_TOKEN_IDS] == (5, 6, 7)
+
+
+def test_text_after_a_function_call_is_an_item_of_its_own():
+    chunks = [
+        delta(0, ROLE),
+        delta(0, {"content": "before"}, [5]),
+        delta(0, call_delta(0, "{}", id="t-1", name="add"), [6]),
+        delta(0, {"content": "after"}, [7], "tool_calls"),
+    ]
+    with replaying(streamed(chunks, usage(3, 3))) as setup:
+        with setup.openai().responses.stream(**ASK, tools=[TOOL]) as stream:
+            response = stream.get_final_response()
+        assert setup.last_call().status.is_ok
+    first, call, last = response.output
+    assert (first.content[0].text, call.name, last.content[0].text) == ("before", "add", "after")
+    assert len({first.id, call.id, last.id}) == 3
 
 
 def test_tool_calls_are_function_calls():

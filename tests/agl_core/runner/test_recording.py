@@ -3,6 +3,8 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 
 import openai
 import pytest
@@ -10,11 +12,15 @@ import pytest
 from agl_core import semconv
 from agl_core.adapter import TracerTraceToTriplet
 from agl_core.errors import ConfigError
+from agl_core.litagent import llm_rollout
 from agl_core.llm_proxy import LLMProxy
 from agl_core.llm_proxy.backends import Backend
 from agl_core.llm_proxy.capture import call_seed
 from agl_core.llm_proxy.store_calls import SEED
+from agl_core.runner.recording import RecordingProxies
+from agl_core.store import InMemoryLightningStore
 from agl_core.tracer import AgentOpsTracer, OtelTracer
+from agl_core.types.core import AttemptedRollout
 from agl_core.types.resources import LLM, ProxyLLM, RecordedLLM
 from agl_core.types.training import PolicyRef
 from tests.agl_core.llm_proxy.test_proxy import entry
@@ -70,6 +76,27 @@ async def test_calls_are_recorded_once_with_ids_and_sampling_parameters(
     assert (triplet.reward, list(triplet.response["token_ids"])) == (8.0, ids)
 
 
+async def ask_by_headers(task: object, llm: ProxyLLM, rollout: AttemptedRollout) -> float:
+    headers = {"x-rollout-id": rollout.rollout_id, "x-attempt-id": rollout.attempt.attempt_id}
+    async with openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key="x") as client:
+        await client.chat.completions.create(
+            model=llm.model, messages=MESSAGES, extra_headers=headers
+        )
+    return 1.0
+
+
+async def test_calls_that_headers_attribute_are_recorded_once_too(store, start_runner: StartRunner):
+    agent = llm_rollout(strip_proxy=False)(ask_by_headers)
+    with ScriptedModelServer() as server:
+        llm = RecordedLLM(endpoint=server.base_url, model=server.model)
+        rollout = await start_runner(agent, tracer=AgentOpsTracer()).step(
+            "hi", resources={"main": llm}
+        )
+        assert server.requests[0]["seed"] == call_seed(rollout.rollout_id, 0)
+    (call,) = await calls_of(store, rollout)
+    assert list(call.attributes[semconv.PROMPT_TOKEN_IDS]) == PROMPT_IDS
+
+
 async def test_calls_are_seeded_by_the_metadata_of_their_rollout(store, start_runner: StartRunner):
     runner = start_runner(ask, max_rollouts=2)
     with ScriptedModelServer() as server:
@@ -83,6 +110,37 @@ async def test_calls_are_seeded_by_the_metadata_of_their_rollout(store, start_ru
             await runner.iter()
         seeds = {request["seed"] for request in server.requests}
     assert seeds == {call_seed(7, 0), call_seed(8, 0)}
+
+
+async def test_attempts_of_one_rollout_side_by_side_have_one_seed():
+    tracer = OtelTracer()
+    proxies = RecordingProxies(tracer)
+    store = InMemoryLightningStore()
+    first = await store.start_rollout("hi", metadata={SEED: 7})
+    second = first.model_copy(
+        update={"attempt": first.attempt.model_copy(update={"attempt_id": "at-2"})}
+    )
+    with ScriptedModelServer() as server:
+        llm = {"main": RecordedLLM(endpoint=server.base_url, model=server.model)}
+        async with AsyncExitStack() as both:
+            await both.enter_async_context(proxies.opened(second, llm))
+            async with proxies.opened(first, llm):
+                pass
+            (proxy,) = proxies._open.values()
+            assert proxy.seeds == {first.rollout_id: 7}, "the second one still runs"
+        assert proxy.seeds == {}
+        proxies.close()
+    await store.close()
+
+
+def test_threads_that_need_a_proxy_at_once_share_one():
+    with ScriptedModelServer() as server:
+        llm = RecordedLLM(endpoint=server.base_url, model=server.model)
+        proxies = RecordingProxies(OtelTracer())
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: proxies._proxy_of(llm), range(4)))
+        assert len({id(proxy) for proxy in found}) == 1
+        proxies.close()
 
 
 async def test_rollouts_side_by_side_share_a_proxy_which_ends_with_the_worker(
