@@ -24,6 +24,7 @@ from agl_core.types.core import (
     RolloutMode,
     Triplet,
 )
+from agl_core.types.resources import NamedResources
 from agl_core.types.tracer import Span
 
 if TYPE_CHECKING:  # only named; it loads a web server
@@ -165,12 +166,28 @@ class Baseline(FastAlgorithm):
             logger.info("Baseline, %s %s", mode, summary)
 
     async def _publish(self, store: LightningStore) -> None:
-        """Publish the initial resources; else none, for agents that need none."""
+        """Publish the initial resources; else none, for agents that need none.
+
+        Raises:
+            ConfigError: The agent needs one.
+        """
         resources = self.get_initial_resources()
-        if resources is not None:
-            await store.update_resources("default", resources)
-        elif await store.get_latest_resources() is None:
-            await store.update_resources("default", {})
+        if resources is None and await store.get_latest_resources() is not None:
+            return
+        try:
+            self._check_agent(resources or {})
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}: give the trainer initial_resources, for example "
+                '{"main_llm": RecordedLLM(endpoint="http://HOST:PORT/v1", model=NAME)}'
+            ) from error
+        await store.update_resources("default", resources or {})
+
+    def _check_agent(self, resources: NamedResources) -> None:
+        """Check the trainer's agent, where there is a trainer."""
+        agent = None if self._trainer is None else self.get_trainer().agent
+        if agent is not None:
+            agent.check_resources(resources)
 
     async def _run_epoch(
         self,

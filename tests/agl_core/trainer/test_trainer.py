@@ -137,6 +137,13 @@ class Notes(Hook):
         self.seen.append(f"end {agent.trainer.n_runners}")
 
 
+def test_an_agent_without_its_model_is_told_before_a_rollout_runs():
+    trainer = Trainer(strategy=SHM, algorithm=agl.Baseline())
+    with pytest.raises(ConfigError, match=r"takes llm, .* give the trainer initial_resources"):
+        trainer.fit(as_agent(asks_once), [{"question": "x"}])
+    assert len(asyncio.run(trainer.store.query_rollouts())) == 0
+
+
 def test_hooks_are_called_around_each_attempt():
     hook = Notes()
     Trainer(strategy=SHM, algorithm=work.Enqueues(), hooks=hook).fit(work.doubles, [7])
