@@ -68,7 +68,7 @@ class SetOfFour:
     async def run(self, store: LightningStore, server: ScriptedModelServer) -> None:
         proxy = LLMProxy(store=store)
         run: Any = SimpleNamespace(ledger=self.ledger, config=self.config)
-        async with proxy.serving(Backend(server.base_url), POLICY, SAMPLING, 20.0) as llm:
+        async with proxy.serving([Backend(server.base_url)], POLICY, SAMPLING, 20.0) as llm:
             resources = await store.add_resources({"main_llm": llm})
             claim = self.rollouts.claim(self.rollouts.unfinished())
             running_set = StoreRollouts(run, self.rollouts, store, proxy)
