@@ -190,23 +190,31 @@ def dataset_publish(
     s3_endpoint_url: S3EndpointUrl = None,
     s3_region: S3Region = None,
 ) -> None:
-    """Keep an immutable version of a dataset and tell the Prefect server, which may start a run.
+    """Keep an immutable version of a dataset and tell the Prefect server, which starts the runs of
+    deployments that listen to it.
 
-    The event `agl.dataset.published` carries the version's URI; the deployment `training-run` has a
-    trigger for it.
+    A deployment listens after `agl deploy my_run.yaml --on-dataset NAME`. The event
+    `agl.dataset.published` carries the version's URI.
 
-    Example: agl dataset publish calculator new_rows.jsonl
+    Needs PREFECT_API_URL. Example: agl dataset publish calculator new_rows.jsonl
     """
+    from deployments.server import require_server
+
+    require_server("agl dataset publish")  # before anything is written
     access = _access(s3_credentials, s3_endpoint_url, s3_region)
     uri = publish_dataset(open_storage(ledger, access), name, data, access)
-    from prefect.events import emit_event
+    from deployments.dataset_event import tell  # prefect takes two seconds
 
-    emit_event(
-        "agl.dataset.published",
-        resource={"prefect.resource.id": f"agl.dataset.{name}"},
-        payload={"uri": uri},
-    )
+    listening = tell(name, uri)
     _answers.print(uri, soft_wrap=True)
+    if listening:
+        said = f"A run of it is started by {', '.join(listening)}."
+    else:
+        said = (
+            f"No deployment listens to {name}: agl deploy my_run.yaml --on-dataset {name} sets "
+            "one up, for the versions after this one."
+        )
+    _log.print(said, soft_wrap=True)
 
 
 @ledger_app.command("show")

@@ -95,13 +95,9 @@ def deploy(
 
         agl deploy my_run.yaml --train-pool gpu --shard-pool cpu --schedule "0 2 * * *"
     """
-    from deployments.server import named_server
+    from deployments.server import require_server
 
-    if not named_server():
-        raise ConfigError(
-            "agl deploy needs a Prefect server: start one (prefect server start) and set "
-            "PREFECT_API_URL to its address, http://HOST:4200/api"
-        )
+    require_server("agl deploy")
     found = [_read(path, ledger) for path in configs or ()]
     _check_options(found, ledger, schedule)
 

@@ -121,6 +121,19 @@ def named_server() -> str | None:
     return url
 
 
+def require_server(command: str) -> None:
+    """Return if `PREFECT_API_URL` names a server that answers.
+
+    Raises:
+        ConfigError: It names none, or one that does not answer; the message names the command.
+    """
+    if not named_server():
+        raise ConfigError(
+            f"{command} needs a Prefect server: start one (prefect server start) and set "
+            "PREFECT_API_URL to its address, http://HOST:4200/api"
+        )
+
+
 async def drain(since: datetime, deadline_seconds: float = DRAIN_SECONDS) -> bool:
     """Wait until the server has recorded the end of every task run of flow runs that were started
     since then; False if the deadline passed first.

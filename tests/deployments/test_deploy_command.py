@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,28 @@ def test_a_changed_setting_updates_just_that(api: Api, folder: Path):
     assert (schedule["active"], schedule["schedule"]["cron"]) == (False, "30 1 * * *")
 
 
+def test_publishing_names_the_deployments_that_start_a_run(api: Api, folder: Path, tmp_path: Path):
+    api.remove_automations()
+    rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
+    said = publish("sums", tmp_path)
+    assert said.exit_code == 0, said.exception
+    assert "A run of it is started by training-run/nightly-sums." in said.stderr
+    said = publish("products", tmp_path)
+    assert "No deployment listens to products: agl deploy my_run.yaml --on-dataset " in said.stderr
+    deadline = time.monotonic() + 30
+    while not api.post("/events/filter", filter={"event": {"name": ["agl.dataset.published"]}})[
+        "events"
+    ]:
+        assert time.monotonic() < deadline, "the server has no event"
+        time.sleep(0.2)
+
+
+def publish(name: str, folder: Path) -> Result:
+    (folder / "rows.jsonl").write_text('{"question": "1 + 1"}\n')
+    arguments = [name, str(folder / "rows.jsonl"), "--ledger", str(folder / "ledger")]
+    return CliRunner().invoke(app, ["dataset", "publish", *arguments])
+
+
 def test_a_changed_configuration_changes_what_its_trigger_starts(api: Api, folder: Path):
     arguments = ["--pool", "one", "--on-dataset", "sums"]
     rows(deploy(folder, "run.yaml", *arguments))
@@ -194,6 +217,17 @@ def test_it_needs_a_server_that_answers(folder: Path, monkeypatch: pytest.Monkey
     assert str(error).startswith("PREFECT_API_URL=http://127.0.0.1:9/api does not answer: ")
     monkeypatch.setenv("PREFECT_API_URL", "")
     assert "(prefect server start) and set PREFECT_API_URL" in str(deploy(folder).exception)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", ""])
+def test_nothing_is_published_without_a_server(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    error = publish("sums", tmp_path).exception
+    assert isinstance(error, ConfigError)
+    assert ("does not answer" if url else "agl dataset publish needs a Prefect") in str(error)
+    assert not (tmp_path / "ledger").exists()
 
 
 def test_the_command_itself_ends_with_status_2_and_teaches(folder: Path):
