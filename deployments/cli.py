@@ -52,6 +52,7 @@ app.command()(proxy)
 app.command()(train)
 
 STATE_FOLDER = Path(".agl")
+_DEMO = Path("examples/calculator/run.yaml")
 _FAILED_DRAIN_SECONDS = 15.0
 _QUIET_LOGGERS = ("prefect", "EventsWorker", "agl_core.runner.rollout")
 _answers = Console(width=None if sys.stdout.isatty() else 100)
@@ -108,11 +109,7 @@ def run(
     if storage.uri.startswith("s3://") and storage.conditional_put:  # else a warning says it
         _log.print(f"Ledger {storage.uri}: can be written, conditional put is honoured")
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
-        _show(prepared.ledger, settings.run_id)
-        _answers.print(
-            f"Run {settings.run_id} is complete. Start another one with --run-id NAME "
-            "(make demo RUN=NAME)."
-        )
+        show_complete(prepared.ledger, config)
         return
     from deployments.server import connected_server
 
@@ -120,14 +117,14 @@ def run(
         _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
     )
     with (
-        ends_promptly(_say_interrupted),
+        ends_promptly(say_interrupted),
         display,
         connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
         if not _train(prepared, allow_changed=allow_changed):
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
-    _show(prepared.ledger, settings.run_id)
+    show(prepared.ledger, settings.run_id)
 
 
 def _train(prepared: PreparedRun, *, allow_changed: bool) -> bool:
@@ -229,7 +226,7 @@ def ledger_show(
 
     Example: agl ledger show calculator
     """
-    _show(_find(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region)), run_id)
+    show(_find(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region)), run_id)
 
 
 @ledger_app.command("verify")
@@ -344,7 +341,16 @@ def _find(ledger: str, run_id: str, access: S3Access) -> RunLedger:
     return found
 
 
-def _show(ledger: RunLedger, run_id: str) -> None:
+def show_complete(ledger: RunLedger, config: Path) -> None:
+    """Show a run that has nothing left to do."""
+    show(ledger, ledger.run_id)
+    demo = " (make demo RUN=NAME)" if config == _DEMO else ""
+    said = f"Run {ledger.run_id} is complete. Start another one with --run-id NAME{demo}."
+    _answers.print(said, soft_wrap=True)
+
+
+def show(ledger: RunLedger, run_id: str) -> None:
+    """Show a run's committed iterations and where its record is."""
     _answers.print(iterations_table(run_id, ledger.manifests()))
     _answers.print(f"Ledger: {ledger.storage.uri}/{ledger.prefix}", soft_wrap=True)
     if ledger.storage.exists(ledger.plot_key):
@@ -352,7 +358,8 @@ def _show(ledger: RunLedger, run_id: str) -> None:
         _answers.print(f"Reward plot: {plot}", soft_wrap=True)
 
 
-def _say_interrupted() -> None:
+def say_interrupted() -> None:
+    """Tell the user of a run that was interrupted what to do next."""
     _log.show_cursor()
     _log.print("agl: interrupted; the same command goes on where the ledger ends")
 
