@@ -95,7 +95,7 @@ def check_deployment(deployment: str) -> None:
 def _require_server(what: str) -> None:
     from deployments.server import named_server
 
-    if not named_server():
+    if not named_server(is_needed=True):
         raise ConfigError(f"{what}: set PREFECT_API_URL to the server that has it")
 
 
