@@ -70,11 +70,13 @@ def test_a_folder_is_deployed_once_and_then_found_as_it_should_be(api: Api, fold
     arguments = ["run.yaml", "--train-pool", "gpu", "--shard-pool", "cpu", "--shard-limit", "8"]
     arguments += ["--shard-folder", "/srv/agents", "--queue", "agents", "--on-dataset", "sums"]
     planned = rows(deploy(folder, *arguments, "--dry-run"))
+    nightly = planned.pop("training-run/nightly-sums: nightly")
+    assert nightly == "created (paused)"
     assert set(planned.values()) == {"created"}
     assert httpx.get(f"{api.url}/work_pools/gpu").status_code == 404, "nothing was made"
 
     made = rows(deploy(folder, *arguments))
-    assert made == planned
+    assert made == planned | {"training-run/nightly-sums: nightly": nightly}
     assert set(rows(deploy(folder, *arguments)).values()) == {"unchanged"}
 
     run = api.get("/deployments/name/training-run/nightly-sums")
@@ -116,7 +118,15 @@ def test_publishing_names_the_deployments_that_start_a_run(api: Api, folder: Pat
     assert said.exit_code == 0, said.exception
     assert "A run of it is started by training-run/nightly-sums." in said.stderr
     said = publish("products", tmp_path)
-    assert "No deployment listens to products: agl deploy my_run.yaml --on-dataset " in said.stderr
+    nobody = "No deployment listens to %s: agl deploy my_run.yaml --on-dataset "
+    assert nobody % "products" in said.stderr
+    off = ["run.yaml", "--pool", "one", "--on-dataset", "off"]
+    changed = rows(deploy(folder, *off))
+    assert [state for state in changed.values() if state != "unchanged"] == ["updated: active"]
+    assert set(rows(deploy(folder, *off)).values()) == {"unchanged"}
+    assert nobody % "sums" in publish("sums", tmp_path).stderr
+    rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
+    assert "is started by training-run/nightly-sums" in publish("sums", tmp_path).stderr
     deadline = time.monotonic() + 30
     while not api.post("/events/filter", filter={"event": {"name": ["agl.dataset.published"]}})[
         "events"
