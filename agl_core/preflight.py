@@ -92,15 +92,15 @@ def _examine(
     access = S3Access(config.s3, credentials)
     with checks("settings of the algorithm are honoured"):
         algorithm = build_algorithm(config)
-    for url in config.serving.urls:
-        with checks("model server answers"):
-            check_server(url)
     with checks("agent can be imported"):
         load_agent(config.agent)
     with checks("datasets can be read"):
         inputs: dict[str, Sequence[str]] = {"train": read_jsonl(config.train_data, access)}
         if config.val_data is not None:
             inputs["val"] = read_jsonl(config.val_data, access)
+    for url in config.serving.urls:
+        with checks("model server answers"):
+            check_server(url)
     return _compare(config, algorithm, inputs, access, checks)
 
 

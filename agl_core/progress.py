@@ -34,6 +34,9 @@ class IterationCommitted:
     """An iteration's manifest was written, or found on resume."""
 
     manifest: Manifest
+    failure: str = ""
+    """Kind and message of the failure that its training rollouts had most often, and how often;
+    empty where none failed, and on resume."""
 
 
 Event = StageStarted | RolloutsFinished | IterationCommitted

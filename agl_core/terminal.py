@@ -11,9 +11,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from agl_core.ledger.manifest import Manifest, RewardSummary
 from agl_core.progress import Event, IterationCommitted, RolloutsFinished, StageStarted
+
+_MIN_WIDTH = 40
 
 
 class RunDisplay:
@@ -27,6 +30,7 @@ class RunDisplay:
         self.console = console
         self.manifests: list[Manifest] = []
         self._run_id = run_id
+        self._shown: set[str] = set()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -52,8 +56,19 @@ class RunDisplay:
                 if not self.console.is_terminal:
                     line = escape(plain_line(event.manifest))
                     self.console.print(line, highlight=False, soft_wrap=True)
+                self._show_failure(event)
                 table = iterations_table(self._run_id, self.manifests)
                 self._live.update(Group(table, self._progress))
+
+    def _show_failure(self, event: IterationCommitted) -> None:
+        """Show how most failed rollouts of an iteration ended, unless one before had the same."""
+        _, _, message = event.failure.partition(": ")
+        if not message or message in self._shown:
+            return
+        self._shown.add(message)
+        text = Text(f"iteration {event.manifest.iteration}, {event.failure}")
+        text.truncate(max(self.console.width, _MIN_WIDTH), overflow="ellipsis")
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if not self.console.is_terminal:

@@ -39,6 +39,8 @@ class Change:
     fields: tuple[str, ...] = ()
     """What was changed of a thing that was there."""
     created: bool = False
+    paused: bool = False
+    """Whether it was created switched off."""
 
     @property
     def is_none(self) -> bool:
@@ -47,7 +49,7 @@ class Change:
 
     def __str__(self) -> str:
         if self.created:
-            return "created"
+            return "created (paused)" if self.paused else "created"
         return f"updated: {', '.join(self.fields)}" if self.fields else "unchanged"
 
 
@@ -134,7 +136,7 @@ class Reconciler:
         for trigger in wanted.triggers:
             made = _Trigger.validate_python(trigger)
             made.set_deployment_id(found.id if found else UUID(int=0))
-            yield self._automation(made.as_automation())
+            yield self._automation(made.as_automation(), active=wanted.triggers_active)
 
     def _update(self, deployment_id: UUID, fields: Json) -> None:
         """Send these fields alone: the client's own method sends every default with them."""
@@ -158,7 +160,7 @@ class Reconciler:
             )
             if found is not None and self._writes:
                 self._client.create_deployment_schedules(found.id, [create])
-            return Change("schedule", name, created=True)
+            return Change("schedule", name, created=True, paused=not wanted.active)
         changed: Json = {}
         if wanted.sets_cron and old.schedule != cron:
             changed["schedule"] = cron
@@ -172,19 +174,33 @@ class Reconciler:
             self._client.update_deployment_schedule(found.id, old.id, **values)
         return Change("schedule", name, tuple(sorted(changed)))
 
-    def _automation(self, wanted: AutomationCore) -> Change:
+    def _automation(self, wanted: AutomationCore, *, active: bool | None = None) -> Change:
+        """Make or change an automation.
+
+        Args:
+            wanted: What it is to be; one that is switched off keeps what it waited for.
+            active: What it is switched to; None leaves one that is there as someone set it.
+        """
         found = self._client.read_automations_by_name(wanted.name)
         if not found:
+            enabled = active is not False
             if self._writes:
-                self._client.create_automation(wanted)
-            return Change("automation", wanted.name, created=True)
+                self._client.create_automation(wanted.model_copy(update={"enabled": enabled}))
+            return Change("automation", wanted.name, created=True, paused=not enabled)
+        if active is False:
+            wanted = wanted.model_copy(update={"trigger": found[0].trigger})
         old, new = _comparable(found[0]), _comparable(wanted)
         changed = tuple(sorted(name for name in new if old[name] != new[name]))
         if changed and self._writes:
-            # Whether it is switched on stays as someone set it; an update takes no owner.
+            # An update takes no owner.
             values = wanted.model_dump(exclude={"owner_resource"}, exclude_unset=True)
             kept = AutomationCore.model_validate({**values, "enabled": found[0].enabled})
             self._client.update_automation(found[0].id, kept)
+        if active not in (None, found[0].enabled):
+            changed = ("active", *changed)
+            if self._writes:
+                switch = self._client.resume_automation if active else self._client.pause_automation
+                switch(found[0].id)
         return Change("automation", wanted.name, changed)
 
 

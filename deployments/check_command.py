@@ -1,6 +1,7 @@
 """The command `agl check`."""
 
 import asyncio
+import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,11 +15,13 @@ from rich.text import Text
 from agl_core.config import RunConfig
 from agl_core.errors import AglError, ConfigError
 from agl_core.preflight import CheckResult, Checks, examine
+from agl_core.prepared import PreparedRun
 from deployments.credentials import find_credentials
 
 _answers = Console(width=None if sys.stdout.isatty() else 100)
 _STATE_FOLDER = Path(".agl")
 _FAILED = 2
+_SERVER = "Prefect server answers"
 
 
 def check(
@@ -60,7 +63,18 @@ def check(
     _answers.print(_table(results))
     if any(result.problem for result in results):
         raise typer.Exit(_FAILED)
-    _answers.print(f"Run {settings.run_id} can start: agl run {config}", soft_wrap=True)
+    _answers.print(_next_step(settings, config, ledger), soft_wrap=True)
+
+
+def _next_step(settings: RunConfig, file: Path, ledger: str | None) -> str:
+    options = "" if ledger is None else f" --ledger {shlex.quote(ledger)}"
+    can_start = f"Run {settings.run_id} can start: "
+    if settings.rollout.deployment is None:
+        return f"{can_start}agl run {file}{options}"
+    return (
+        f"{can_start}prefect deployment run training-run/{settings.run_id} "
+        f"(agl deploy {file}{options} makes that deployment)"
+    )
 
 
 def check_deployment(deployment: str) -> None:
@@ -69,12 +83,7 @@ def check_deployment(deployment: str) -> None:
     Raises:
         ConfigError: They would not, or no server is named that could have the deployment.
     """
-    from deployments.server import named_server
-
-    if not named_server():
-        raise ConfigError(
-            f"rollout.deployment {deployment}: set PREFECT_API_URL to the server that has it"
-        )
+    _require_server(f"rollout.deployment {deployment}")
     from flows.pool_check import check_pool
 
     try:
@@ -83,25 +92,53 @@ def check_deployment(deployment: str) -> None:
         raise ConfigError(str(error)) from error
 
 
+def _require_server(what: str) -> None:
+    from deployments.server import named_server
+
+    if not named_server(is_needed=True):
+        raise ConfigError(f"{what}: set PREFECT_API_URL to the server that has it")
+
+
 def _run_checks(settings: RunConfig, checks: Checks, *, canary: bool) -> None:
-    """Run checks until one fails.
+    """Run checks until one fails, cheap ones first.
 
     Raises:
         AglError: It did.
     """
-    if settings.rollout.deployment is not None:
-        with checks("work pool starts shards"):
-            check_deployment(settings.rollout.deployment)
-    run = examine(settings, find_credentials(settings.s3), checks)
+    answered, credentials = False, None
+    if settings.s3.credentials is not None:  # needed to read
+        with checks(_SERVER):
+            _require_server(f"Prefect block {settings.s3.credentials}")
+        answered = True
+        with checks("credentials of the ledger are there"):
+            credentials = find_credentials(settings.s3)
+    run = examine(settings, credentials, checks)
     if run.ledger.exists():
         with checks("run is the one in the ledger"):
             run.ledger.start(run.record)  # writes nothing where there is one
-    if not (canary and settings.preflight.canary):
-        return
+    if settings.rollout.deployment is not None:
+        if not answered:
+            with checks(_SERVER):
+                _require_server(f"rollout.deployment {settings.rollout.deployment}")
+        answered = True
+        with checks("work pool starts shards"):
+            check_deployment(settings.rollout.deployment)
+    if canary and settings.preflight.canary:
+        _run_canary(run, checks, answered=answered)
+
+
+def _run_canary(run: PreparedRun, checks: Checks, *, answered: bool) -> None:
+    """Start the run's services and run one rollout.
+
+    Args:
+        run: What was examined.
+        checks: Is told of each check.
+        answered: Whether a Prefect server is named and has answered.
+    """
     from deployments.server import connected_server
 
     with ExitStack() as stack:
-        with checks("Prefect server answers"):
+        with checks("libraries of the algorithm can be loaded" if answered else _SERVER):
             server = connected_server(_STATE_FOLDER / "prefect", run.algorithm.warm_up)
             stack.enter_context(server)
         from flows.check import check_services  # prefect reads its settings when imported

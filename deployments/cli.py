@@ -52,6 +52,7 @@ app.command()(proxy)
 app.command()(train)
 
 STATE_FOLDER = Path(".agl")
+_DEMO = Path("examples/calculator/run.yaml")
 _FAILED_DRAIN_SECONDS = 15.0
 _QUIET_LOGGERS = ("prefect", "EventsWorker", "agl_core.runner.rollout")
 _answers = Console(width=None if sys.stdout.isatty() else 100)
@@ -108,11 +109,7 @@ def run(
     if storage.uri.startswith("s3://") and storage.conditional_put:  # else a warning says it
         _log.print(f"Ledger {storage.uri}: can be written, conditional put is honoured")
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
-        _show(prepared.ledger, settings.run_id)
-        _answers.print(
-            f"Run {settings.run_id} is complete. Start another one with --run-id NAME "
-            "(make demo RUN=NAME)."
-        )
+        show_complete(prepared.ledger, config)
         return
     from deployments.server import connected_server
 
@@ -120,14 +117,14 @@ def run(
         _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
     )
     with (
-        ends_promptly(_say_interrupted),
+        ends_promptly(say_interrupted),
         display,
         connected_server(STATE_FOLDER / "prefect", prepared.algorithm.warm_up),
         progress.listen(display),
     ):
         if not _train(prepared, allow_changed=allow_changed):
             _log.print("The Prefect server did not record every task run in time; the ledger did.")
-    _show(prepared.ledger, settings.run_id)
+    show(prepared.ledger, settings.run_id)
 
 
 def _train(prepared: PreparedRun, *, allow_changed: bool) -> bool:
@@ -190,23 +187,31 @@ def dataset_publish(
     s3_endpoint_url: S3EndpointUrl = None,
     s3_region: S3Region = None,
 ) -> None:
-    """Keep an immutable version of a dataset and tell the Prefect server, which may start a run.
+    """Keep an immutable version of a dataset and tell the Prefect server, which starts the runs of
+    deployments that listen to it.
 
-    The event `agl.dataset.published` carries the version's URI; the deployment `training-run` has a
-    trigger for it.
+    A deployment listens after `agl deploy my_run.yaml --on-dataset NAME`. The event
+    `agl.dataset.published` carries the version's URI.
 
-    Example: agl dataset publish calculator new_rows.jsonl
+    Needs PREFECT_API_URL. Example: agl dataset publish calculator new_rows.jsonl
     """
+    from deployments.server import require_server
+
+    require_server("agl dataset publish")  # before anything is written
     access = _access(s3_credentials, s3_endpoint_url, s3_region)
     uri = publish_dataset(open_storage(ledger, access), name, data, access)
-    from prefect.events import emit_event
+    from deployments.dataset_event import tell  # prefect takes two seconds
 
-    emit_event(
-        "agl.dataset.published",
-        resource={"prefect.resource.id": f"agl.dataset.{name}"},
-        payload={"uri": uri},
-    )
+    listening = tell(name, uri)
     _answers.print(uri, soft_wrap=True)
+    if listening:
+        said = f"A run of it is started by {', '.join(listening)}."
+    else:
+        said = (
+            f"No deployment listens to {name}: agl deploy my_run.yaml --on-dataset {name} sets "
+            "one up, for the versions after this one."
+        )
+    _log.print(said, soft_wrap=True)
 
 
 @ledger_app.command("show")
@@ -221,7 +226,7 @@ def ledger_show(
 
     Example: agl ledger show calculator
     """
-    _show(_find(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region)), run_id)
+    show(_find(ledger, run_id, _access(s3_credentials, s3_endpoint_url, s3_region)), run_id)
 
 
 @ledger_app.command("verify")
@@ -336,7 +341,16 @@ def _find(ledger: str, run_id: str, access: S3Access) -> RunLedger:
     return found
 
 
-def _show(ledger: RunLedger, run_id: str) -> None:
+def show_complete(ledger: RunLedger, config: Path) -> None:
+    """Show a run that has nothing left to do."""
+    show(ledger, ledger.run_id)
+    demo = " (make demo RUN=NAME)" if config == _DEMO else ""
+    said = f"Run {ledger.run_id} is complete. Start another one with --run-id NAME{demo}."
+    _answers.print(said, soft_wrap=True)
+
+
+def show(ledger: RunLedger, run_id: str) -> None:
+    """Show a run's committed iterations and where its record is."""
     _answers.print(iterations_table(run_id, ledger.manifests()))
     _answers.print(f"Ledger: {ledger.storage.uri}/{ledger.prefix}", soft_wrap=True)
     if ledger.storage.exists(ledger.plot_key):
@@ -344,7 +358,8 @@ def _show(ledger: RunLedger, run_id: str) -> None:
         _answers.print(f"Reward plot: {plot}", soft_wrap=True)
 
 
-def _say_interrupted() -> None:
+def say_interrupted() -> None:
+    """Tell the user of a run that was interrupted what to do next."""
     _log.show_cursor()
     _log.print("agl: interrupted; the same command goes on where the ledger ends")
 

@@ -15,7 +15,7 @@ def find_credentials(s3: S3Settings) -> S3Credentials | None:
         return None
     from deployments.server import named_server
 
-    if named_server() is None:
+    if named_server(is_needed=True) is None:
         raise ConfigError(
             f"Prefect block {s3.credentials}: set PREFECT_API_URL to the server that has it"
         )

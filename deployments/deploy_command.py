@@ -69,7 +69,8 @@ def deploy(
         typer.Option(
             "--on-dataset",
             metavar="NAME",
-            help="Start a new run on each version that `agl dataset publish NAME` publishes.",
+            help="Start a new run on each version that `agl dataset publish NAME` publishes; "
+            "'off' pauses that.",
         ),
     ] = None,
     heartbeat: Annotated[
@@ -87,21 +88,18 @@ def deploy(
     """Set up the Prefect server: work pools, deployments, schedules, limits, automations.
 
     Give it again at any time: what is as it should be stays, what differs is changed, and the table
-    says which. Options are not remembered: without one, what prefect.yaml says counts, and what it
-    does not say stays. Schedules and automations that were switched on or off in the UI stay so.
-    Flow runs start in the working directory of this command.
+    says which. Options are not remembered: without one, what prefect.yaml says counts again (pools,
+    queue, folder, times, heartbeat), and what it does not say stays (limits, --on-dataset).
+    Schedules and automations that were switched on or off in the UI stay so. Flow runs start in the
+    working directory of this command.
 
     Needs PREFECT_API_URL. Example:
 
         agl deploy my_run.yaml --train-pool gpu --shard-pool cpu --schedule "0 2 * * *"
     """
-    from deployments.server import named_server
+    from deployments.server import require_server
 
-    if not named_server():
-        raise ConfigError(
-            "agl deploy needs a Prefect server: start one (prefect server start) and set "
-            "PREFECT_API_URL to its address, http://HOST:4200/api"
-        )
+    require_server("agl deploy")
     found = [_read(path, ledger) for path in configs or ()]
     _check_options(found, ledger, schedule)
 

@@ -46,7 +46,7 @@ class Options:
     """Cron expression; `off` pauses the schedule."""
     timezone: str = "UTC"
     dataset: str | None = None
-    """A published version of it starts a run."""
+    """A published version of it starts a run; `off` pauses what any starts."""
     heartbeat_seconds: int | None = None
 
 
@@ -74,6 +74,8 @@ class Deployment:
     """As in Prefect's API, without those that are left as they are."""
     schedules: tuple[Schedule, ...]
     triggers: tuple[Json, ...]
+    triggers_active: bool | None = None
+    """What the automations of the triggers are switched to; None leaves that to the UI."""
 
     @property
     def full_name(self) -> str:
@@ -228,6 +230,7 @@ def _deployment(spec: Json, options: Options, folder: Path) -> Deployment:
         fields=fields,
         schedules=tuple(_schedule(found, options) for found in spec.get("schedules") or ()),
         triggers=tuple(_trigger(found, options) for found in spec.get("triggers") or ()),
+        triggers_active=None if options.dataset is None else options.dataset != "off",
     )
 
 
@@ -249,7 +252,7 @@ def _schedule(spec: Json, options: Options) -> Schedule:
 
 
 def _trigger(spec: Json, options: Options) -> Json:
-    if options.dataset is None:
+    if options.dataset in (None, "off"):
         return spec
     return {**spec, "match": {"prefect.resource.id": f"agl.dataset.{options.dataset}"}}
 

@@ -103,10 +103,13 @@ def connected_server(home: Path, while_starting: Callable[[], object]) -> Genera
         yield url
 
 
-def named_server() -> str | None:
+def named_server(*, is_needed: bool = False) -> str | None:
     """Return the URL in `PREFECT_API_URL` once its server answers; None where it is not set.
 
     Sets this process up as a client: call it before Prefect is imported.
+
+    Args:
+        is_needed: Whether a server of our own would not do.
 
     Raises:
         ConfigError: The server does not answer.
@@ -115,10 +118,24 @@ def named_server() -> str | None:
         os.environ.setdefault(name, value)
     url = os.environ.get("PREFECT_API_URL")
     if url and not _is_healthy(url):
+        otherwise = "set PREFECT_API_URL to one that runs" if is_needed else "unset the variable"
         raise ConfigError(
-            f"PREFECT_API_URL={url} does not answer: start that server, or unset the variable"
+            f"PREFECT_API_URL={url} does not answer: start that server, or {otherwise}"
         )
     return url
+
+
+def require_server(command: str) -> None:
+    """Return if `PREFECT_API_URL` names a server that answers.
+
+    Raises:
+        ConfigError: It names none, or one that does not answer; the message names the command.
+    """
+    if not named_server(is_needed=True):
+        raise ConfigError(
+            f"{command} needs a Prefect server: start one (prefect server start) and set "
+            "PREFECT_API_URL to its address, http://HOST:4200/api"
+        )
 
 
 async def drain(since: datetime, deadline_seconds: float = DRAIN_SECONDS) -> bool:

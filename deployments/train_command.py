@@ -16,11 +16,11 @@ from agl_core.dataset import read_jsonl
 from agl_core.ledger.run import open_run
 from agl_core.ledger.s3_access import S3Access
 from agl_core.litagent.decorator import load_agent
-from agl_core.terminal import RunDisplay, iterations_table
+from agl_core.preflight import prepare_run
+from agl_core.terminal import RunDisplay
 from agl_core.trainer.trainer import Trainer
 
 _log = Console(stderr=True)
-_answers = Console(width=None if _log.is_terminal else 100)
 _POLL_SECONDS = 0.5
 
 
@@ -58,16 +58,20 @@ def train(
 
     Example: agl train -c examples/calculator/run.yaml --strategy shm --run-id mine
     """
-    from deployments.cli import read_config, with_overrides  # the command line imports this module
+    from deployments import cli  # which imports this module
 
-    settings = read_config(config, {"run_id": run_id, "ledger": ledger})
+    settings = cli.read_config(config, {"run_id": run_id, "ledger": ledger})
     if overrides:
-        settings = with_overrides(settings, overrides)
+        settings = cli.with_overrides(settings, overrides)
     check_run_settings(settings)
     algorithm = build_algorithm(settings)
     algorithm.run_settings = settings
     algorithm.allow_changed = allow_changed
     access = S3Access(settings.s3)
+    found = open_run(settings.ledger, settings.run_id, access)
+    if found.exists() and _is_complete(settings, allow_changed=allow_changed):
+        cli.show_complete(found, config)
+        return
     rows = [json.loads(row) for row in read_jsonl(settings.train_data, access)]
     val_rows = None
     if settings.val_data is not None:
@@ -78,11 +82,19 @@ def train(
         runner=_runner(settings),
     )
     display = RunDisplay(_log, settings.run_id)
-    with display, progress.listen(display):
-        trainer.fit(load_agent(settings.agent), rows, val_dataset=val_rows)
-    found = open_run(settings.ledger, settings.run_id, access)
-    _answers.print(iterations_table(settings.run_id, found.manifests()))
-    _answers.print(f"Ledger: {found.storage.uri}/{found.prefix}", soft_wrap=True)
+    try:
+        with display, progress.listen(display):
+            trainer.fit(load_agent(settings.agent), rows, val_dataset=val_rows)
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM
+        cli.say_interrupted()
+        raise
+    cli.show(found, settings.run_id)
+
+
+def _is_complete(settings: RunConfig, *, allow_changed: bool) -> bool:
+    """Say whether a run that has begun has nothing left to do."""
+    run = prepare_run(settings, allow_changed=allow_changed)
+    return run.algorithm.done(run.state_after(run.ledger.committed()))
 
 
 def _strategy(strategy: Strategy, runners: int, port: int) -> dict[str, Any]:

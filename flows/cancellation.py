@@ -13,6 +13,8 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
@@ -24,6 +26,8 @@ Result = TypeVar("Result")
 
 _LOOK_SECONDS = 3.0
 """Between two looks at the flow run's state."""
+_ASK_SECONDS = 2.0
+"""In which the server must say whether a flow run that is stopped was cancelled."""
 _STOP_SECONDS = 8.0
 """In which a cancelled flow must stop."""
 
@@ -46,12 +50,28 @@ async def until_cancelled(body: Coroutine[Any, Any, Result]) -> Result:
         if this is None or not this.cancelling():
             raise
         this.uncancel()  # the flow run ends as Cancelled instead
-        raise RunCancelled(
-            f"{flow_run.name} was stopped with what it is part of", interrupted=True
-        ) from error
+        raise RunCancelled(await _why_stopped(), interrupted=True) from error
     finally:
         watch.cancel()
         await _stop(task)
+
+
+async def _why_stopped() -> str:
+    """Return a sentence that says why this flow's code was cancelled."""
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    if run is not None and run.parent_task_run_id is not None:
+        return f"{flow_run.name} was stopped with what it is part of"
+    try:
+        async with asyncio.timeout(_ASK_SECONDS), get_client() as client:
+            is_cancelled = run is not None and _is_cancelled(await client.read_flow_run(run.id))
+    except (httpx.HTTPError, ObjectNotFound, TimeoutError):
+        is_cancelled = False
+    return f"{flow_run.name} was {'cancelled' if is_cancelled else 'interrupted'}"
+
+
+def _is_cancelled(run: FlowRun) -> bool:
+    return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())
 
 
 async def _stop(task: asyncio.Task[Any]) -> None:
@@ -82,7 +102,7 @@ async def _cancellation(flow_run_id: str | None) -> str:
                 while True:
                     await asyncio.sleep(_LOOK_SECONDS)
                     run = await client.read_flow_run(UUID(flow_run_id))
-                    if run.state and (run.state.is_cancelling() or run.state.is_cancelled()):
+                    if _is_cancelled(run):
                         return f"flow run {run.name} was cancelled"
         except ObjectNotFound:
             break  # deleted in the UI: that is no cancellation

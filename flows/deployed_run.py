@@ -93,11 +93,11 @@ async def _ended(run: Any, run_id: str, startup_seconds: float, timeout_seconds:
                 raise ExecutionError(
                     f"run {run_id} was not started within {startup_seconds:.0f} s: {why}"
                 )
-            logger.warning("run %s waits to be started since %.0f s: %s", run_id, waited, why)
+            logger.warning("run %s has waited to be started for %.0f s: %s", run_id, waited, why)
         elif waited > timeout_seconds:
             raise ExecutionError(f"run {run_id} has not ended within {timeout_seconds:.0f} s")
         else:
-            logger.info("run %s is %s since %.0f s", run_id, found.state_name, waited)
+            logger.info("run %s has been %s for %.0f s", run_id, found.state_name, waited)
 
 
 async def _cancel(run: Any) -> None:

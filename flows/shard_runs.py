@@ -154,8 +154,8 @@ class _PoolShard:
             return
         self.spoken = now
         text = (
-            f"shard {self.shard.name} waits to be started since {waited:.0f} s, for {limit:.0f} s "
-            f"at most (rollout.startup_timeout_seconds): {await why_not_started(run)}"
+            f"shard {self.shard.name} has waited to be started for {waited:.0f} s, of "
+            f"{limit:.0f} s at most (rollout.startup_timeout_seconds): {await why_not_started(run)}"
         )
         if not is_late:
             logger.warning("%s", text)

@@ -3,8 +3,7 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from agl_core import progress
-from agl_core.stages.commit import read_manifest
+from agl_core.stages.commit import report_committed
 from agl_core.stages.propose import TRAIN_SET, open_validation, state_before
 from agl_core.stages.update import read_state
 from agl_core.types.training import PolicyRef
@@ -59,7 +58,7 @@ async def training_iteration(ref: IterationRef) -> str:
 
         key = commit(ref, {"flow_run_id": flow_run.id})
         await patiently(lambda: report(ref))
-        progress.report(progress.IterationCommitted(read_manifest(iteration)))
+        report_committed(iteration)
         return key
 
 

@@ -144,9 +144,9 @@ def _check_open(ledger: RunLedger, iteration: int) -> None:
     committed = ledger.committed()
     if iteration < committed:
         raise ConfigError(
-            f"iteration {iteration} of run {ledger.run_id!r} is committed and cannot be retried. "
-            "Two ways go on from it: a replay (adapt, batch and update again from its recorded "
-            "spans, in a new run that names this one as its parent) or a revision of the iteration"
+            f"iteration {iteration} of run {ledger.run_id!r} is committed and cannot be retried: "
+            f"look at it with `agl ledger show {ledger.run_id}`, or start another run under "
+            "another run id"
         )
     if iteration > committed:
         raise ConfigError(

@@ -33,7 +33,7 @@ from agl_core.serving.attached import check_attached
 from agl_core.serving.launch import ModelServer
 from agl_core.stages.adapt import adapt
 from agl_core.stages.collect import collect
-from agl_core.stages.commit import commit, read_manifest
+from agl_core.stages.commit import commit, report_committed
 from agl_core.stages.propose import TRAIN_SET, open_validation, propose, publish, state_before
 from agl_core.stages.update import export, read_state, update
 from agl_core.store.base import LightningStore
@@ -160,8 +160,7 @@ class _Driver:
         await self._evaluate(iteration, state, "rollout_new", "evaluate")
 
         commit(run, iteration, {})
-        manifest = read_manifest(iteration)
-        progress.report(progress.IterationCommitted(manifest))
+        manifest = report_committed(iteration)
         logger.info("%s", plain_line(manifest))
 
     async def _evaluate(

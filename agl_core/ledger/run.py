@@ -213,7 +213,8 @@ class RunLedger:
             raise ConfigError(
                 f"run {self.run_id!r} exists in {self.storage.uri} with another configuration: "
                 + "; ".join(map(str, differences))
-                + ". Choose another run id, start it as it was, or go on with --allow-changed: "
+                + ". Choose another run id, start it as it was, or go on with --allow-changed ("
+                f"prefect deployment run training-run/{self.run_id} --param allow_changed=true): "
                 "the manifests will say what changed"
             )
         self._keep(datasets)

@@ -32,8 +32,8 @@ def retry_shard(ref: ShardRef, credentials: S3Credentials | None = None) -> Shar
         if record is not None and record.values["rollout_set"] == ref.rollout_set:
             raise ConfigError(
                 f"shard {ref.name} cannot be retried: stage {stage} of iteration {ref.iteration} "
-                "has its record. Before the commit, retry the iteration; after it, two ways go on: "
-                "a replay of its recorded spans in a new run, or a revision of the iteration"
+                "has its record. Before the commit, retry the iteration; after it, look at it with "
+                f"`agl ledger show {ref.run_id}`, or start another run under another run id"
             )
     try:
         for url in ref.model_servers:

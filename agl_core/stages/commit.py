@@ -1,12 +1,16 @@
 """The last stage, `commit`: write the manifest."""
 
+from collections import Counter
 from typing import Any
 
 from agl_core import progress
 from agl_core.ledger import commit as ledger_commit
+from agl_core.ledger import files
 from agl_core.ledger.manifest import Manifest
 from agl_core.ledger.stages import IterationLedger
+from agl_core.ledger.tables import OUTCOMES
 from agl_core.prepared import PreparedRun
+from agl_core.types.outcome import FailureKind
 
 
 def commit(run: PreparedRun, iteration: IterationLedger, prefect: dict[str, Any]) -> None:
@@ -26,3 +30,28 @@ def commit(run: PreparedRun, iteration: IterationLedger, prefect: dict[str, Any]
 def read_manifest(iteration: IterationLedger) -> Manifest:
     """Return the manifest of a committed iteration."""
     return Manifest.model_validate_json(iteration.storage.read(iteration.manifest_key))
+
+
+def report_committed(iteration: IterationLedger) -> Manifest:
+    """Tell the listener of an iteration that was just committed, and return its manifest."""
+    manifest = read_manifest(iteration)
+    failure = most_frequent_failure(iteration) if manifest.rewards.failures else ""
+    progress.report(progress.IterationCommitted(manifest, failure))
+    return manifest
+
+
+def most_frequent_failure(iteration: IterationLedger) -> str:
+    """Return how often and how most of the failed training rollouts ended, as one line; empty
+    where none failed.
+    """
+    key = iteration.finished("collect").file("outcomes").key
+    outcomes = files.read_table(iteration.storage, key, OUTCOMES, ["kind", "message", "final"])
+    failures = Counter(
+        f"{row['kind']}: {' '.join(row['message'].split())}"
+        for row in outcomes.filter(outcomes["final"]).to_pylist()
+        if row["kind"] != FailureKind.SUCCEEDED
+    )
+    if not failures:
+        return ""
+    ((text, times),) = failures.most_common(1)
+    return f"{times} of {failures.total()} failures: {text}"

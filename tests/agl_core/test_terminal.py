@@ -57,6 +57,22 @@ def test_names_that_agents_choose_are_shown_as_they_are():
     assert shown.count("f1[macro]") == shown.count("score[/max]") == 2
 
 
+def test_a_failure_is_one_line_cut_to_the_width_and_shown_once():
+    console = Console(file=io.StringIO(), width=60)
+    with RunDisplay(console, "run", 3) as display:
+        for times, message in [(2, "[key] " + "x" * 90), (3, "[key] " + "x" * 90), (1, "other")]:
+            failure = f"{times} of 4 failures: agent_error: {message}"
+            display(IterationCommitted(make_manifest(), failure))
+        display(IterationCommitted(make_manifest()))
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    lines = [line for line in shown.splitlines() if "failures" in line]
+    assert [line[:58] for line in lines] == [
+        "iteration 0, 2 of 4 failures: agent_error: [key] xxxxxxxxx",
+        "iteration 0, 1 of 4 failures: agent_error: other",
+    ]
+    assert [len(line) for line in lines] == [60, 48]
+
+
 def test_the_table_is_built_for_iterations_and_not_for_rollouts(monkeypatch):
     built = []
 

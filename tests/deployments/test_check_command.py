@@ -1,7 +1,9 @@
 """`agl check`: one row a check, the sentence of the one that fails, and no run begun."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from click.testing import Result
@@ -13,6 +15,7 @@ from agl_core.ledger.run import open_run
 from agl_core.serving.launch import ModelServer
 from deployments.cli import app
 from tests.conftest import small_run
+from tests.e2e.deployed import Api
 
 
 def write(folder: Path, engine_url: str, **changes: object) -> Path:
@@ -57,6 +60,41 @@ def test_a_run_that_can_start_passes_every_check_and_is_not_begun(
     assert run.record().datasets == {}
     with pytest.raises(LedgerError):
         run.iteration(0).finished("propose")
+
+
+def test_what_is_cheap_is_checked_before_the_server_and_the_pool(
+    engine: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    changes = {"rollout": {"deployment": "rollout-shard/none"}}
+    found = rows(check(str(write(tmp_path, engine.url, **changes, agent="nothing:x"))))
+    assert list(found)[-1] == "agent can be imported"
+    found = rows(check(str(write(tmp_path, engine.url, **changes))))
+    assert list(found)[-2:] == ["ledger can be written", "Prefect server answers"]
+    assert "PREFECT_API_URL=http://127.0.0.1:9/api does not answer" in found[list(found)[-1]]
+
+
+@pytest.fixture
+def shards(prefect_api: str) -> Iterator[str]:
+    """A deployment of shards whose pool has a worker that has just polled."""
+    made = CliRunner().invoke(app, ["deploy", "--pool", "checking"])
+    assert made.exit_code == 0, made.exception
+    workers = f"{prefect_api}/work_pools/checking/workers"
+    heartbeat = {"name": "here", "heartbeat_interval_seconds": 30}
+    httpx.post(f"{workers}/heartbeat", json=heartbeat).raise_for_status()
+    yield "rollout-shard/rollout-shard"
+    httpx.delete(f"{workers}/here").raise_for_status()
+    with Api(prefect_api) as api:
+        api.remove_automations()
+
+
+def test_a_run_on_a_work_pool_is_started_by_its_deployment(
+    engine: ModelServer, tmp_path: Path, shards: str
+):
+    changes = {"rollout": {"deployment": shards}, "preflight": {"canary": False}}
+    done = check(str(write(tmp_path, engine.url, **changes)))
+    assert list(rows(done))[-2:] == ["Prefect server answers", "work pool starts shards"]
+    assert "Run checked can start: prefect deployment run training-run/checked" in done.stdout
 
 
 @pytest.mark.parametrize(

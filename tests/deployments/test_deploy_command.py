@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,13 @@ def test_a_folder_is_deployed_once_and_then_found_as_it_should_be(api: Api, fold
     arguments = ["run.yaml", "--train-pool", "gpu", "--shard-pool", "cpu", "--shard-limit", "8"]
     arguments += ["--shard-folder", "/srv/agents", "--queue", "agents", "--on-dataset", "sums"]
     planned = rows(deploy(folder, *arguments, "--dry-run"))
+    nightly = planned.pop("training-run/nightly-sums: nightly")
+    assert nightly == "created (paused)"
     assert set(planned.values()) == {"created"}
     assert httpx.get(f"{api.url}/work_pools/gpu").status_code == 404, "nothing was made"
 
     made = rows(deploy(folder, *arguments))
-    assert made == planned
+    assert made == planned | {"training-run/nightly-sums: nightly": nightly}
     assert set(rows(deploy(folder, *arguments)).values()) == {"unchanged"}
 
     run = api.get("/deployments/name/training-run/nightly-sums")
@@ -106,6 +109,36 @@ def test_a_changed_setting_updates_just_that(api: Api, folder: Path):
     assert [state for state in off.values() if state != "unchanged"] == ["updated: active"]
     (schedule,) = api.get("/deployments/name/training-run/nightly-sums")["schedules"]
     assert (schedule["active"], schedule["schedule"]["cron"]) == (False, "30 1 * * *")
+
+
+def test_publishing_names_the_deployments_that_start_a_run(api: Api, folder: Path, tmp_path: Path):
+    api.remove_automations()
+    rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
+    said = publish("sums", tmp_path)
+    assert said.exit_code == 0, said.exception
+    assert "A run of it is started by training-run/nightly-sums." in said.stderr
+    said = publish("products", tmp_path)
+    nobody = "No deployment listens to %s: agl deploy my_run.yaml --on-dataset "
+    assert nobody % "products" in said.stderr
+    off = ["run.yaml", "--pool", "one", "--on-dataset", "off"]
+    changed = rows(deploy(folder, *off))
+    assert [state for state in changed.values() if state != "unchanged"] == ["updated: active"]
+    assert set(rows(deploy(folder, *off)).values()) == {"unchanged"}
+    assert nobody % "sums" in publish("sums", tmp_path).stderr
+    rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
+    assert "is started by training-run/nightly-sums" in publish("sums", tmp_path).stderr
+    deadline = time.monotonic() + 30
+    while not api.post("/events/filter", filter={"event": {"name": ["agl.dataset.published"]}})[
+        "events"
+    ]:
+        assert time.monotonic() < deadline, "the server has no event"
+        time.sleep(0.2)
+
+
+def publish(name: str, folder: Path) -> Result:
+    (folder / "rows.jsonl").write_text('{"question": "1 + 1"}\n')
+    arguments = [name, str(folder / "rows.jsonl"), "--ledger", str(folder / "ledger")]
+    return CliRunner().invoke(app, ["dataset", "publish", *arguments])
 
 
 def test_a_changed_configuration_changes_what_its_trigger_starts(api: Api, folder: Path):
@@ -191,9 +224,21 @@ def test_a_mistake_is_one_sentence(mistaken: Path, arguments: list[str], message
 def test_it_needs_a_server_that_answers(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     error = deploy(folder).exception
-    assert str(error).startswith("PREFECT_API_URL=http://127.0.0.1:9/api does not answer: ")
+    wanted = "start that server, or set PREFECT_API_URL to one that runs"
+    assert str(error) == f"PREFECT_API_URL=http://127.0.0.1:9/api does not answer: {wanted}"
     monkeypatch.setenv("PREFECT_API_URL", "")
     assert "(prefect server start) and set PREFECT_API_URL" in str(deploy(folder).exception)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", ""])
+def test_nothing_is_published_without_a_server(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    error = publish("sums", tmp_path).exception
+    assert isinstance(error, ConfigError)
+    assert ("does not answer" if url else "agl dataset publish needs a Prefect") in str(error)
+    assert not (tmp_path / "ledger").exists()
 
 
 def test_the_command_itself_ends_with_status_2_and_teaches(folder: Path):

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from agl_core.ledger.run import open_run
 from agl_core.ledger.verify import verify_run
 from agl_core.preflight import prepare_run
 from agl_core.serving.launch import ModelServer
-from deployments.cli import read_config, with_overrides
+from agl_core.trainer.trainer import Trainer
+from deployments.cli import app, read_config, with_overrides
 from tests.conftest import CALCULATOR
 
 WITHOUT_PREFECT = (
@@ -44,6 +46,22 @@ def test_it_trains_where_prefect_is_not_installed(engine: ModelServer, tmp_path:
     again = agl(*file, *small, "--strategy", "shm")
     assert again.returncode == 0, "complete, so nothing is done"
     assert len(ledger.starts.all()) == 1
+    assert "Run mine is complete. Start another one with --run-id NAME.\n" in again.stdout
+    assert again.stderr == "", "nothing is starting"
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "fit", interrupted)
+    values = yaml.safe_load((CALCULATOR / "run.yaml").read_text())
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values | {"ledger": str(tmp_path / "none")}))
+    done = CliRunner().invoke(app, ["train", "-c", str(tmp_path / "run.yaml")])
+    assert done.exit_code == 130
+    assert done.stderr.endswith(
+        "agl: interrupted; the same command goes on where the ledger ends\n"
+    )
 
 
 def test_a_setting_of_the_work_pool_is_one_sentence(tmp_path: Path):

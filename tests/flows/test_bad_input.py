@@ -124,7 +124,8 @@ async def test_a_run_that_exists_with_another_configuration_is_left_as_it_is(tra
     message = await refusal(config)
     check_sentence(message, "run 'trained' exists in")
     assert "config.seed was 1, now 2; config.train_data was" in message
-    assert message.endswith("--allow-changed: the manifests will say what changed")
+    deployed = "prefect deployment run training-run/trained --param allow_changed=true"
+    assert message.endswith(f"--allow-changed ({deployed}): the manifests will say what changed")
     assert trained.storage.list("") == before
 
 

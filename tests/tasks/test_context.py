@@ -16,8 +16,8 @@ def ledger(local_storage: Storage) -> RunLedger:
     return found
 
 
-def test_a_committed_iteration_is_refused_and_the_two_ways_on_are_named(ledger: RunLedger):
-    with pytest.raises(ConfigError, match=r"is committed .* a replay .* or a revision"):
+def test_a_committed_iteration_is_refused_and_what_can_be_done_is_named(ledger: RunLedger):
+    with pytest.raises(ConfigError, match=r"is committed .* `agl ledger show run`, or start an"):
         _check_open(ledger, 0)
 
 
