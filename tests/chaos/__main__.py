@@ -74,9 +74,10 @@ def main() -> int:
             )
     results = _read(record)
     console.print(_table(results))
-    bad = [line for line in results.values() if line["problems"]]
+    bad = [line for line in results.values() if line["problems"] or not line["hits"]]
     for line in bad:
-        console.print(f"{line['case']}: {line['problems']}", markup=False, soft_wrap=True)
+        said = line["problems"] or "nobody met the fault"
+        console.print(f"{line['case']}: {said}", markup=False, soft_wrap=True)
     return 1 if bad else 0
 
 
@@ -99,7 +100,7 @@ def _table(results: Lines) -> Table:
         cells = [kind]
         for stage in STAGES:
             lines = [line for key, line in results.items() if key[:2] == (kind, stage)]
-            passed = sum(not line["problems"] for line in lines)
+            passed = sum(bool(line["hits"]) and not line["problems"] for line in lines)
             cells.append(notes.get(impossible(kind, stage) or "") or f"{passed} of {len(lines)}")
         table.add_row(*cells)
     return table

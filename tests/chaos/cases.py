@@ -451,4 +451,4 @@ def all_cases(seed: int, count: int) -> list[Case]:
 
 def reseeded(case: Case) -> Case:
     """Return the same fault at another moment."""
-    return replace(case, seed=case.seed + 500)
+    return replace(case, seed=case.seed + 100)
