@@ -123,8 +123,9 @@ def test_its_runner_runs_every_shard(run: RunLedger, runner: Runner, prefect_api
         ]
     assert len(shards) == 2
     assert all(
-        shard["parameters"]["shard"]["model_server"].startswith("http://localhost:")
+        url.startswith("http://localhost:")
         for shard in shards
+        for url in shard["parameters"]["shard"]["model_servers"]
     )
 
 
