@@ -78,7 +78,7 @@ class RecordingProxies:
             yield given
         finally:
             for proxy in used:
-                del proxy.users[attempt_id]
+                proxy.users.pop(attempt_id, None)  # twice where two resources are alike
                 if rollout.rollout_id not in proxy.users.values():
                     proxy.seeds.pop(rollout.rollout_id, None)
 

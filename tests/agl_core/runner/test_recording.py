@@ -133,6 +133,15 @@ async def test_attempts_of_one_rollout_side_by_side_have_one_seed():
     await store.close()
 
 
+async def test_resources_that_are_alike_share_a_proxy(start_runner: StartRunner):
+    with ScriptedModelServer() as server:
+        llm = RecordedLLM(endpoint=server.base_url, model=server.model)
+        known = proxy_threads()
+        rollout = await start_runner(ask).step("hi", resources={"main": llm, "judge": llm})
+        assert rollout.status == "succeeded"
+        assert len(proxy_threads() - known) == 1
+
+
 def test_threads_that_need_a_proxy_at_once_share_one():
     with ScriptedModelServer() as server:
         llm = RecordedLLM(endpoint=server.base_url, model=server.model)
