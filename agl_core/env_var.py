@@ -79,6 +79,12 @@ def engine_token() -> SecretStr | None:
     return SecretStr(token) if token else None
 
 
+def engine_key() -> str | None:
+    """Return the same token in clear, as the API key of the engine's clients."""
+    token = engine_token()
+    return token.get_secret_value() if token else None
+
+
 def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
     """Return the override, else the bearer token of the store's server, or None where none is
     set.

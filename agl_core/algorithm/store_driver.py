@@ -198,8 +198,7 @@ class _Driver:
     ) -> None:
         """Serve the policy, and run rollouts with it."""
         await asyncio.to_thread(self._server.serve, policy, self._run.ledger.storage)
-        token = env_var.engine_token()
-        key = token.get_secret_value() if token else None
+        key = env_var.engine_key()
         backends = [Backend(f"{url}/v1", key) for url in self._server.urls]
         sampling = rollouts.read_resources().sampling_parameters
         serving = self._proxy.serving(

@@ -47,6 +47,8 @@ class AdminRoutes:
             return error_response(refusal)
         except ConfigError as error:
             return error_response(Refusal(400, str(error), "invalid_request"))
+        except TransientError as error:
+            return error_response(Refusal(504, str(error), "not_drained"))
 
     async def _answer(self, request: Request) -> JsonObject:
         match request.method, request.path_params["what"]:
@@ -84,11 +86,9 @@ class AdminRoutes:
         self._gate.close(seconds["retry_after_seconds"])
         try:
             await asyncio.to_thread(self._gate.wait_until_empty, seconds["drain_seconds"])
-        except BaseException as error:
+        except BaseException:
             self._gate.open()
-            if not isinstance(error, TransientError):
-                raise
-            raise Refusal(504, str(error), "not_drained") from error
+            raise
         return self._status()
 
 

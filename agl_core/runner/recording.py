@@ -89,31 +89,33 @@ class RecordingProxies:
 
     def _proxy_of(self, llm: RecordedLLM) -> _Open:
         """Return the proxy of a resource, which the first call starts."""
+        key = llm.model_dump_json()
+        with self._opening:
+            if key not in self._open:
+                self._open[key] = self._start(llm)
+            return self._open[key]
+
+    def _start(self, llm: RecordedLLM) -> _Open:
         from agl_core.llm_proxy.backends import Backend
         from agl_core.llm_proxy.config import ProxyConfig
         from agl_core.llm_proxy.server import ProxyServer
 
-        key = llm.model_dump_json()
-        with self._opening:
-            found = self._open.get(key)
-            if found is None:
-                seeds: dict[str, int | str] = {}
-                config = ProxyConfig(
-                    backends=tuple(
-                        Backend(url, _key_of(llm), llm.model, llm.upstream_model)
-                        for url in (llm.endpoint, *llm.further_endpoints)
-                    ),
-                    policy=None
-                    if llm.weights_digest is None
-                    else PolicyRef(version=llm.model, weights_digest=llm.weights_digest),
-                    rollout_seeds=seeds,
-                    sampling_parameters=llm.sampling_parameters,
-                    deadline_seconds=llm.deadline_seconds,
-                    max_tries=llm.max_tries,
-                )
-                found = _Open(ProxyServer(config, self._tracer).start(), seeds)
-                self._open[key] = found
-            return found
+        seeds: dict[str, int | str] = {}
+        policy = None
+        if llm.weights_digest is not None:
+            policy = PolicyRef(version=llm.model, weights_digest=llm.weights_digest)
+        config = ProxyConfig(
+            backends=tuple(
+                Backend(url, _key_of(llm), llm.model, llm.upstream_model)
+                for url in (llm.endpoint, *llm.further_endpoints)
+            ),
+            policy=policy,
+            rollout_seeds=seeds,
+            sampling_parameters=llm.sampling_parameters,
+            deadline_seconds=llm.deadline_seconds,
+            max_tries=llm.max_tries,
+        )
+        return _Open(ProxyServer(config, self._tracer).start(), seeds)
 
     async def _close_idle(self) -> None:
         """Stop the oldest proxies that no attempt uses, beyond those that are kept."""
@@ -126,5 +128,4 @@ def _key_of(llm: RecordedLLM) -> str | None:
     """Return what a server is sent as API key."""
     if llm.api_key is not None or llm.weights_digest is None:
         return llm.api_key
-    token = env_var.engine_token()
-    return token.get_secret_value() if token else None
+    return env_var.engine_key()

@@ -289,8 +289,7 @@ class Shard:
     async def serving(self) -> AsyncGenerator[None]:
         """Run the recording proxy, and processes for agents, while the block runs."""
         resources = self._rollouts.read_resources()
-        token = env_var.engine_token()
-        key = token.get_secret_value() if token else None
+        key = env_var.engine_key()
         config = ProxyConfig(
             backends=tuple(Backend(f"{url}/v1", key) for url in self.ref.model_servers),
             policy=resources.policy,
