@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -13,6 +13,7 @@ from agl_core.execution.events import MultiprocessingEvent
 from agl_core.execution.loops import attend, run_to_end
 from agl_core.execution.queue_watch import await_algorithm
 from agl_core.execution.runner_processes import RunnerSettings, Work, await_store
+from agl_core.execution.signals import interrupts_wait
 from agl_core.store.base import LightningStore
 
 Serving = Callable[[], AbstractAsyncContextManager[tuple[LightningStore, LightningStore | None]]]
@@ -38,15 +39,15 @@ def run_with_runner_here(
     event = MultiprocessingEvent(context)
     told, tell = context.Pipe(duplex=False)
     args = (work.packed(settings.start_method), event, told, os.getpid(), settings.graceful_seconds)
-    child = Child(context, _run_algorithm, args, "the algorithm")
-    told.close()
-    try:
+    with ExitStack() as at_end:
+        at_end.callback(event.close)
+        at_end.callback(tell.close)
+        with interrupts_wait():
+            child = Child(context, _run_algorithm, args, "the algorithm")
+            at_end.callback(end, [child], 0.0, settings.terminate_seconds)
+            at_end.callback(event.set)
+        told.close()
         run_to_end(lambda: _assist(settings, child, tell.send, runner, serving, event))
-    finally:
-        event.set()
-        end([child], 0.0, settings.terminate_seconds)
-        tell.close()
-        event.close()
     if child.exit_code != 0:
         raise child.error()
 

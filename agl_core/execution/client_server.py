@@ -10,7 +10,7 @@ With `main_process="runner"` the algorithm is a process and the one runner is he
 import logging
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from multiprocessing import get_context
 from typing import Literal, cast, get_args
 
@@ -29,7 +29,7 @@ from agl_core.execution.runner_processes import (
     Work,
     preload,
 )
-from agl_core.execution.signals import sigterm_interrupts
+from agl_core.execution.signals import interrupts_wait, sigterm_interrupts
 from agl_core.execution.spawning import check_picklable
 from agl_core.execution.store_answers import await_answer, check_shared
 from agl_core.execution.supervisor import Supervisor
@@ -211,16 +211,17 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     ) -> None:
         work = self._work(runner, store)
         event = MultiprocessingEvent(get_context(self.start_method))
-        supervisor = Supervisor(self.settings, work, event)
-        try:
-            run_to_end(lambda: self._lead(supervisor, algorithm, store, event))
+        with ExitStack() as at_end:
+            at_end.callback(event.close)
+            with interrupts_wait():
+                supervisor = Supervisor(self.settings, work, event)
+                at_end.callback(supervisor.kill)
+            try:
+                run_to_end(lambda: self._lead(supervisor, algorithm, store, event))
+            except AlgorithmStopped:
+                supervisor.verify()
+                raise
             supervisor.verify()
-        except AlgorithmStopped:
-            supervisor.verify()
-            raise
-        finally:
-            supervisor.kill()
-            event.close()
 
     async def _lead(
         self,

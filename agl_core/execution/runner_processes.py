@@ -21,6 +21,7 @@ from typing import Any, Literal
 from agl_core.errors import ExecutionError
 from agl_core.execution.child import TICK_SECONDS, Child, end, is_orphan
 from agl_core.execution.events import MultiprocessingEvent
+from agl_core.execution.signals import interrupts_wait
 from agl_core.store.base import LightningStore
 
 logger = logging.getLogger(__name__)
@@ -134,8 +135,9 @@ class RunnerProcesses:
         now = time.monotonic()
         for number in [number for number, due in self._due.items() if due <= now]:
             del self._due[number]
-            name = f"runner {number}"
-            self._running[number] = Child(self._context, run_runner, (*self._args, number), name)
+            args = (*self._args, number)
+            with interrupts_wait():
+                self._running[number] = Child(self._context, run_runner, args, f"runner {number}")
 
     def _look(self) -> None:
         """See which runners have ended, and what follows.

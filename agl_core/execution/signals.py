@@ -1,10 +1,42 @@
-"""SIGTERM ends a strategy as Ctrl-C does: in order, and with an exit status that tells it."""
+"""Signals that end a strategy: in order, with an exit status that tells it, and without a process
+that nobody knows of.
+"""
 
 import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
+
+
+@contextmanager
+def interrupts_wait() -> Generator[None]:
+    """Let Ctrl-C wait until the block has run, as while a process is started and noted down: one
+    that is interrupted between the two would be left behind, and Python swallows what is raised
+    while it forks.
+
+    In threads other than the main one, which no signal reaches, it does nothing.
+
+    Raises:
+        KeyboardInterrupt: At the end of the block; or what else the handler does.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = False
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        del number, frame
+        came = True
+
+    before = signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,62 @@ def test_a_run_whose_supervisor_is_told_to_end_did_not_succeed():
     threading.Thread(target=interrupt).start()
     with pytest.raises(ExecutionError, match="the algorithm was stopped before its end"):
         fit(work.doubles, [1], work.WaitsForEver(), graceful_timeout=0.5)
+
+
+AT_FORK: list[Callable[[], None]] = []
+os.register_at_fork(after_in_parent=lambda: [hook() for hook in AT_FORK])
+
+
+@pytest.fixture
+def interrupted_start(request: pytest.FixtureRequest) -> Iterator[list[bool]]:
+    """Interrupt a process while it starts its first one; whether that came to pass is told."""
+    where, when = request.param
+    start, done, trainer = ForkProcess.start, [], os.getpid()
+
+    def interrupt() -> None:
+        if (os.getpid() == trainer) == (where == "the trainer") and not done:
+            done.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupted(self: ForkProcess) -> None:
+        if when == "before it":
+            interrupt()
+        AT_FORK[:] = [interrupt] if when == "as it forks" else []
+        start(self)
+        if when == "after it":
+            interrupt()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForkProcess, "start", interrupted)
+        yield done
+    AT_FORK.clear()
+
+
+STARTS = ["before it", "as it forks", "after it"]
+
+
+@pytest.mark.parametrize(
+    "interrupted_start", [("the supervisor", s) for s in STARTS], indirect=True
+)
+def test_a_supervisor_that_is_interrupted_while_it_starts_a_runner_leaves_none(
+    interrupted_start: list[bool],
+):
+    with pytest.raises(ExecutionError, match="the algorithm was stopped before its end"):
+        fit(work.doubles, [1], work.WaitsForEver(), graceful_timeout=0.5)
+    assert descendants(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    "interrupted_start", [("the trainer", when) for when in STARTS], indirect=True
+)
+@pytest.mark.parametrize("main_process", ["algorithm", "runner"])
+def test_a_trainer_that_is_interrupted_while_it_starts_a_process_leaves_none(
+    main_process: str, interrupted_start: list[bool]
+):
+    with pytest.raises(KeyboardInterrupt):
+        fit(work.doubles, [1], work.WaitsForEver(), main_process=main_process)
+    assert interrupted_start == [True]
+    assert descendants(os.getpid()) == []
 
 
 def test_what_cannot_be_sent_to_a_spawned_process_is_named():
