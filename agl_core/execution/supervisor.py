@@ -56,7 +56,8 @@ class Supervisor:
         if code is None:
             return
         self._raise_for(code)
-        await self._queue.check(store)
+        if not self._event.is_set():  # else they were told to end, and more is not expected of them
+            await self._queue.check(store)
 
     async def ended(self) -> None:
         """Wait until all runners have ended, and see to it, once the event is set."""

@@ -11,14 +11,15 @@ calls of a store, with records and JSON, take 0.1 to 0.8 ms (`benchmarks/store.p
 
 import os
 import sqlite3
-import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from agl_core.errors import StoreError, TransientError
+from agl_core.store.forking import fork_safe_lock
 from agl_core.store.schema import SCHEMA_VERSION, TABLES
 
 MEMORY = ":memory:"
@@ -85,10 +86,12 @@ class Database:
         self.path = path
         self._clock = clock
         self._on_finished = on_finished
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock(self._leave_file)
         self._pid = os.getpid()
-        self._inherited: list[sqlite3.Connection] = []
-        self._connection: sqlite3.Connection | None = self._open()
+        self._is_closed = False
+        self._opened = 0
+        """How many connections there have been."""
+        self._connection: sqlite3.Connection | None = self._open("rwc")
 
     @contextmanager
     def write(self) -> Generator[Transaction]:
@@ -110,63 +113,73 @@ class Database:
         with self._transaction("DEFERRED") as transaction:
             yield transaction
 
-    def changed_elsewhere(self, seen: int) -> tuple[bool, int]:
-        """Tell whether another connection has committed since a version was seen, and return the
-        version now.
-        """
+    def version(self) -> tuple[int, int]:
+        """Return what differs from before where another connection may have committed since."""
         with self.read() as transaction:
-            version: int = transaction.value("PRAGMA data_version")
-        return version != seen, version
+            return self._opened, transaction.value("PRAGMA data_version")
 
     def close(self) -> None:
         """Close the connection; later calls raise."""
-        self._follow_fork()
         with self._lock:
-            if self._connection is not None:
+            self._is_closed = True
+            if self._connection is not None and not self._is_inherited_memory:
                 self._connection.close()
                 self._connection = None
 
     @contextmanager
     def _transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"]) -> Generator[Transaction]:
-        self._follow_fork()
         with self._lock:
-            if self._connection is None:
-                raise StoreError(f"the store {self.path} is closed")
+            connection = self._current()
             try:
-                self._connection.execute(f"BEGIN {kind}")
-                yield Transaction(self._connection, self._clock())
-                self._connection.execute("COMMIT")
+                connection.execute(f"BEGIN {kind}")
+                yield Transaction(connection, self._clock())
+                connection.execute("COMMIT")
             except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
-                kind_of_error = TransientError if code in _WORTH_ANOTHER_TRY else StoreError
-                raise kind_of_error(f"{self.path}: {error}") from error
+                raise _class_of(error)(f"{self.path}: {error}") from error
             except OverflowError as error:
                 raise StoreError("a number has more than 64 bits") from error
             except UnicodeEncodeError as error:
                 raise StoreError(f"a text cannot be kept: {error}") from error
             finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
-    def _follow_fork(self) -> None:
-        # SQLite forbids carrying a connection over a fork; closing it here would also be wrong.
-        if self._pid == os.getpid():
-            return
-        if self.path == MEMORY:
+    def _current(self) -> sqlite3.Connection:
+        if self._is_closed:
+            raise StoreError(f"the store {self.path} is closed")
+        if self._is_inherited_memory:
             raise StoreError(
                 f"this store lives in the memory of process {self._pid}; use a store on a file, or "
                 "a LightningStoreServer, from several processes"
             )
-        if self._connection is not None:
-            self._inherited.append(self._connection)
-            self._lock = threading.RLock()
-            self._connection = self._open()
-        self._pid = os.getpid()
+        if self._connection is None:
+            self._connection = self._open("rw")
+        return self._connection
 
-    def _open(self) -> sqlite3.Connection:
+    @property
+    def _is_inherited_memory(self) -> bool:
+        return self.path == MEMORY and self._pid != os.getpid()
+
+    def _leave_file(self) -> None:
+        """Close the connection before a fork: SQLite allows none to be carried over it, and what a
+        process notes down of its locks on the file, the child would take for its own.
+        """
+        if self.path != MEMORY and self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self, mode: Literal["rw", "rwc"]) -> sqlite3.Connection:
+        uri = (
+            MEMORY if self.path == MEMORY else f"{Path(self.path).absolute().as_uri()}?mode={mode}"
+        )
+        self._opened += 1
         try:
             connection = sqlite3.connect(
-                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                uri,
+                uri=True,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
             )
         except sqlite3.Error as error:  # a folder, or no permission
             raise StoreError(f"{self.path} cannot be opened as a store: {error}") from error
@@ -178,13 +191,18 @@ class Database:
             connection.execute("BEGIN IMMEDIATE")
             _make_tables(connection, self.path)
             connection.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
+        except sqlite3.Error as error:
             connection.close()
-            raise StoreError(f"{self.path} cannot be opened as a store: {error}") from error
+            raise _class_of(error)(f"{self.path} cannot be opened as a store: {error}") from error
         except StoreError:
             connection.close()
             raise
         return connection
+
+
+def _class_of(error: sqlite3.Error) -> type[StoreError | TransientError]:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+    return TransientError if code in _WORTH_ANOTHER_TRY else StoreError
 
 
 def _make_tables(connection: sqlite3.Connection, path: str) -> None:

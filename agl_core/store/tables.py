@@ -57,7 +57,7 @@ class StoreTables(LightningStore):
         self._deadlines = deadlines or Deadlines()
         self._scan_always = scan_debounce_seconds == 0
         self._watchdog = Watchdog(self._scan, scan_debounce_seconds or 0.5)
-        self._data_version = 0
+        self._version = (0, 0)
         self._opened = time.monotonic()
         with self._database.read() as transaction:
             self._run_id: str = transaction.value("SELECT value FROM meta WHERE key = 'run_id'")
@@ -88,14 +88,14 @@ class StoreTables(LightningStore):
     def _scan(self) -> None:
         """End expired attempts, and find out what other processes have ended."""
         self._expire()
-        changed, version = self._database.changed_elsewhere(self._data_version)
+        version = self._database.version()
         # After the version: who begins to wait later looks by itself at what this scan has seen.
         pending = self._waiters.pending()
-        if pending and changed:
+        if pending and version != self._version:
             with self._database.read() as transaction:
                 still = rollout_table.pending(transaction, pending)
             self._waiters.finished(set(pending) - still)
-        self._data_version = version
+        self._version = version
 
     def _expire(self) -> None:
         with self._database.read() as transaction:

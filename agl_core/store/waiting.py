@@ -5,11 +5,11 @@ last rollout.
 import asyncio
 import contextlib
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from agl_core.errors import StoreError
+from agl_core.store.forking import fork_safe_lock
 
 
 def check_timeout(seconds: float | None) -> None:
@@ -45,7 +45,7 @@ class Waiters:
     """All calls that wait, from any thread and event loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._by_rollout: defaultdict[str, set[Waiter]] = defaultdict(set)
 
     def add(self, rollout_ids: Iterable[str]) -> Waiter:

@@ -9,6 +9,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from agl_core.store.forking import fork_safe_lock
+
 logger = logging.getLogger(__name__)
 
 
@@ -23,7 +25,7 @@ class Watchdog:
     def __init__(self, look: Callable[[], None], seconds: float) -> None:
         self._look = weakref.WeakMethod(look)
         self._seconds = seconds
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = 0

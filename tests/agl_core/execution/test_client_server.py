@@ -291,6 +291,7 @@ def test_a_store_on_disk_is_used_as_it_is_by_all_where_it_is_not_managed(
     store = SqliteLightningStore(tmp_path / "store.db")
     trainer = Trainer(strategy=QUICK, algorithm=algorithm, store=store)
     trainer.fit(work.doubles, [1, 2])
+    assert [one.attempt.failure_message for one in _rollouts(store)] == [None, None]
     assert algorithm.rewards == [2.0, 4.0]
 
 
