@@ -238,18 +238,18 @@ async def test_an_end_elsewhere_in_the_middle_of_a_scan_is_not_missed(
     started = await store.start_rollout("task")
     store._scan()  # pyright: ignore[reportPrivateUsage]
     database = store._database  # pyright: ignore[reportPrivateUsage]
-    look, loop = database.changed_elsewhere, asyncio.get_running_loop()
+    look, loop = database.version, asyncio.get_running_loop()
     waits: list[Future[list[Rollout]]] = []
 
-    def wait_and_end_first(seen: int) -> tuple[bool, int]:
+    def wait_and_end_first() -> tuple[int, int]:
         call = store.wait_for_rollouts(rollout_ids=[started.rollout_id], timeout=60)
         waits.append(asyncio.run_coroutine_threadsafe(call, loop))
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
         asyncio.run(_ignore(other.update_rollout(started.rollout_id, status="succeeded")))
-        return look(seen)
+        return look()
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "changed_elsewhere", wait_and_end_first)
+        patch.setattr(database, "version", wait_and_end_first)
         await asyncio.to_thread(store._scan)  # pyright: ignore[reportPrivateUsage]
     await asyncio.to_thread(store._scan)  # pyright: ignore[reportPrivateUsage]
     (rollout,) = await asyncio.wait_for(asyncio.wrap_future(waits[0]), 5)
