@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 # What the demo trains: calculator, smollm2, or a local Hugging Face folder.
 MODEL ?= calculator
 PORT ?= 4200
+# How many processes test at once, each with servers of its own.
+JOBS ?= 2
 
 ifeq ($(MODEL),calculator)
 DEMO := examples/calculator/run.yaml
@@ -52,8 +54,8 @@ demo: $(READY) $(FETCHED)  ## Train an agent and show how it gets better (MODEL=
 ui: $(READY)  ## Open the Prefect UI on the recorded runs (PORT=4200).
 	$(BIN)/agl ui --port $(PORT)
 
-test: check  ## Style, types, layers, and the whole test suite.
-	$(BIN)/python -m pytest
+test: check  ## Style, types, layers, and the whole test suite (JOBS=2 processes).
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 test-fast: $(READY)  ## The tests that take seconds.
 	$(BIN)/python -m pytest -m 'not slow and not long'

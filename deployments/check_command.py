@@ -83,7 +83,9 @@ def check_deployment(deployment: str) -> None:
     Raises:
         ConfigError: They would not, or no server is named that could have the deployment.
     """
-    _require_server(f"rollout.deployment {deployment}")
+    from deployments.server import require_server
+
+    require_server(f"rollout.deployment {deployment}")
     from flows.pool_check import check_pool
 
     try:
@@ -92,23 +94,18 @@ def check_deployment(deployment: str) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _require_server(what: str) -> None:
-    from deployments.server import named_server
-
-    if not named_server(is_needed=True):
-        raise ConfigError(f"{what}: set PREFECT_API_URL to the server that has it")
-
-
 def _run_checks(settings: RunConfig, checks: Checks, *, canary: bool) -> None:
     """Run checks until one fails, cheap ones first.
 
     Raises:
         AglError: It did.
     """
+    from deployments.server import require_server
+
     answered, credentials = False, None
     if settings.s3.credentials is not None:  # needed to read
         with checks(_SERVER):
-            _require_server(f"Prefect block {settings.s3.credentials}")
+            require_server(f"Prefect block {settings.s3.credentials}")
         answered = True
         with checks("credentials of the ledger are there"):
             credentials = find_credentials(settings.s3)
@@ -119,7 +116,7 @@ def _run_checks(settings: RunConfig, checks: Checks, *, canary: bool) -> None:
     if settings.rollout.deployment is not None:
         if not answered:
             with checks(_SERVER):
-                _require_server(f"rollout.deployment {settings.rollout.deployment}")
+                require_server(f"rollout.deployment {settings.rollout.deployment}")
         answered = True
         with checks("work pool starts shards"):
             check_deployment(settings.rollout.deployment)

@@ -1,7 +1,6 @@
 """The S3 credentials that a run's settings name."""
 
 from agl_core.config import S3Settings
-from agl_core.errors import ConfigError
 from agl_core.ledger.s3_access import S3Credentials
 
 
@@ -13,12 +12,9 @@ def find_credentials(s3: S3Settings) -> S3Credentials | None:
     """
     if s3.credentials is None:
         return None
-    from deployments.server import named_server
+    from deployments.server import require_server
 
-    if named_server(is_needed=True) is None:
-        raise ConfigError(
-            f"Prefect block {s3.credentials}: set PREFECT_API_URL to the server that has it"
-        )
+    require_server(f"Prefect block {s3.credentials}")
     from tasks.credentials import s3_credentials
 
     return s3_credentials(s3)

@@ -125,16 +125,19 @@ def named_server(*, is_needed: bool = False) -> str | None:
     return url
 
 
-def require_server(command: str) -> None:
+def require_server(who: str) -> None:
     """Return if `PREFECT_API_URL` names a server that answers.
 
+    Args:
+        who: What needs it: a command, or a setting that names what the server has.
+
     Raises:
-        ConfigError: It names none, or one that does not answer; the message names the command.
+        ConfigError: It names none, or one that does not answer.
     """
     if not named_server(is_needed=True):
         raise ConfigError(
-            f"{command} needs a Prefect server: start one (prefect server start) and set "
-            "PREFECT_API_URL to its address, http://HOST:4200/api"
+            f"{who} needs a Prefect server: set PREFECT_API_URL to its address, "
+            "http://HOST:4200/api (prefect server start makes a new one)"
         )
 
 

@@ -58,7 +58,7 @@ def test_a_block_needs_a_server_to_ask(tmp_path: Path):
     )
     done = agl("run", str(config))
     assert done.returncode == 2
-    assert "aws-credentials/ledger: set PREFECT_API_URL to the server that has it" in done.stderr
+    assert "Prefect block aws-credentials/ledger needs a Prefect server: set" in done.stderr
 
 
 @pytest.fixture

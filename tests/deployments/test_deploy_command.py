@@ -227,7 +227,7 @@ def test_it_needs_a_server_that_answers(folder: Path, monkeypatch: pytest.Monkey
     wanted = "start that server, or set PREFECT_API_URL to one that runs"
     assert str(error) == f"PREFECT_API_URL=http://127.0.0.1:9/api does not answer: {wanted}"
     monkeypatch.setenv("PREFECT_API_URL", "")
-    assert "(prefect server start) and set PREFECT_API_URL" in str(deploy(folder).exception)
+    assert "agl deploy needs a Prefect server: set PREFECT_API_URL" in str(deploy(folder).exception)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", ""])
