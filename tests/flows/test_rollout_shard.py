@@ -228,8 +228,9 @@ async def test_a_broken_agent_does_not_burn_every_rollout(
         await rollout_shard(shard)
     calls = len(server.requests)
     assert 8 <= calls <= 12, "those that ran beside the eighth one may have called"
-    assert len(rollouts.unfinished()) == 32
-    with pytest.raises(IterationStopped, match=r"8 of 40 failed \(8 agent_error\)"):
+    ended = 40 - len(rollouts.unfinished())
+    assert 8 <= ended <= 9, "one may end together with the eighth"
+    with pytest.raises(IterationStopped, match=rf"{ended} of 40 failed \({ended} agent_error\)"):
         check_failures(rollouts, shard.failures)
     async with get_client() as client:
         names = FlowRunFilter.model_validate({"name": {"any_": [shard.name]}})
