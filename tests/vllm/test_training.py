@@ -28,16 +28,32 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 TEMPERATURE = 0.7
 
 
-@pytest.fixture(scope="module")
-def run(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunLedger]:
-    """The word problems' run made small, served by vLLM: 2 iterations of 4 x 4 rollouts."""
+EXAMPLES = {
+    "word_problems": {"actor_rollout_ref.rollout.n": 4},
+    # This model gets none of the calculator's right, and equal rewards teach nothing: here it
+    # learns from the entropy of its answers alone.
+    "calculator": {
+        "data.train_batch_size": 4,
+        "actor_rollout_ref.model.path": str(MODEL),
+        "actor_rollout_ref.rollout.n": 4,
+        "actor_rollout_ref.actor.entropy_coeff": 0.01,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def run(
+    request: pytest.FixtureRequest, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunLedger]:
+    """An example's run made small, served by vLLM: 2 iterations of 4 x 4 rollouts."""
     fetch()
+    name: str = request.param
     folder = tmp_path_factory.mktemp("vllm-training")
     config = read_config(
-        Path("examples/word_problems/run.yaml"), {"ledger": str(folder), "run_id": "vllm-training"}
+        Path("examples", name, "run.yaml"), {"ledger": str(folder), "run_id": f"vllm-{name}"}
     )
     verl = config.algorithm.config | {
-        "actor_rollout_ref.rollout.n": 4,
+        **EXAMPLES[name],
         "actor_rollout_ref.rollout.temperature": TEMPERATURE,
         "actor_rollout_ref.actor.optim.lr": 1e-4,
         "trainer.total_training_steps": 2,
