@@ -130,10 +130,12 @@ class StreamedResponse(Response):
             self._answer.add(chunk)
 
     def _find_end(self) -> Refusal | None:
-        """End the span after the last byte; return what the agent must be told."""
+        """End the span after the last byte, with or without `[DONE]`; return what the agent must be
+        told.
+        """
         if not self._answer.has_finished:
             return Refusal(502, "the stream ended before the answer did", "stream_broken")
-        self._end("the stream ended without [DONE]")
+        self._end(None)
         return None
 
     def _leave(self, reason: str) -> None:

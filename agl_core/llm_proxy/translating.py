@@ -5,7 +5,7 @@ from typing import Any
 
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.events import StreamEvent
-from agl_core.llm_proxy.pieces import Piece, to_pieces
+from agl_core.llm_proxy.pieces import FinishPiece, Piece, to_pieces
 from agl_core.llm_proxy.refusal import Refusal
 
 
@@ -14,6 +14,8 @@ class TranslatingWriter(ABC):
 
     def __init__(self) -> None:
         self._has_begun = False
+        self._has_finished = False
+        """Whether the model server said why its answer ended."""
         self._has_ended = False
         self._usage: JsonObject | None = None
         """As the model server counts; it comes last."""
@@ -30,7 +32,9 @@ class TranslatingWriter(ABC):
                 self._usage = usage
             begin = b"" if self._has_begun else self._begin(chunk)
             self._has_begun = True
-            return begin + b"".join(map(self._write, to_pieces(chunk)))
+            pieces = list(to_pieces(chunk))
+            self._has_finished |= any(isinstance(piece, FinishPiece) for piece in pieces)
+            return begin + b"".join(map(self._write, pieces))
         except (KeyError, TypeError, AttributeError) as error:
             return self.failure(Refusal(502, f"the model server sent no chunk: {error!r}", ""))
 
@@ -45,10 +49,13 @@ class TranslatingWriter(ABC):
         return self.end(b"")
 
     def end(self, rest: bytes) -> bytes:
-        """Return the stream's end, if it is not written."""
+        """Return the stream's end, if it is not written; an error where the answer has none."""
         del rest
         if self._has_ended:
             return b""
+        if not self._has_finished:
+            message = "the stream ended without a finish reason"
+            return self.failure(Refusal(502, message, "stream_broken"))
         self._has_ended = True
         return self._last()
 

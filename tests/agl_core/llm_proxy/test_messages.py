@@ -251,13 +251,20 @@ def test_stream_that_breaks_off_is_raised_by_the_client():
     ):
         stream.get_final_message()
     assert not setup.trace.spans()[0].status.is_ok
-    ended = Recording([], TEXT_STREAM.full[:2])
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [([], "ended before the answer did"), ([DONE], "ended without a finish reason")],
+)
+def test_stream_that_ends_without_a_finish_reason_is_raised_by_the_client(last, words):
     with (
-        replaying(ended) as setup,
-        pytest.raises(anthropic.APIError, match="ended before the answer did"),
+        replaying(Recording([], [*TEXT_STREAM.full[:2], *last])) as setup,
+        pytest.raises(anthropic.APIError, match=words),
         client(setup).messages.stream(**ASK) as stream,
     ):
         stream.get_final_message()
+    assert not setup.trace.spans()[0].status.is_ok
 
 
 def test_usage_that_is_none_is_left_out():

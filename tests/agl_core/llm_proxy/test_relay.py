@@ -212,14 +212,12 @@ def drop(*numbers):
 @pytest.mark.parametrize(
     ("edit", "reason", "agent_gets"),
     [
-        (drop(10), "the stream ended without [DONE]", b"stop"),
         (drop(8, 9, 10), "the stream ended before the answer did", b"stream_broken"),
         (drop(8), "the stream ended without a finish reason", DONE),
         (drop(3), "7 response token ids came, the model server counts 8", DONE),
         (lambda e: [*e[:3], b"data: {oops\n\n", *e[3:]], "a chunk is not JSON", b"{oops\n\n"),
         (lambda e: [*e[:3], b"data: [1]\n\n", *e[3:]], "a chunk is not one of", b"[1]\n\n"),
         (lambda e: [*e[:3], b'data: {"error":"x"}\n\n', DONE], "broke off: x", b'{"error":"x"}'),
-        (lambda e: [*e[:-1], b"data: [DO"], "the stream ended without [DONE]", b"[DO"),
         (lambda e: [*e[:3], b'data: {"ch'], "ended before the answer", b"stream_broken"),
     ],
 )
@@ -229,6 +227,20 @@ def test_stream_that_is_not_whole_has_no_token_ids(edit, reason, agent_gets):
         assert agent_gets in read(setup)
         assert reason in setup.last_call().status.description
         assert has_no_tokens(setup.last_call())
+
+
+@pytest.mark.parametrize(
+    "edit", [drop(10), lambda events: [*events[:-1], b"data: [DO"]], ids=["left out", "cut short"]
+)
+def test_stream_whose_choices_have_finished_is_whole_without_its_last_event(edit):
+    with running() as setup:
+        whole = read(setup)
+        setup.server.edit_events = edit
+        assert whole.startswith(read(setup))
+        first, second = setup.trace.spans()
+        assert second.status.is_ok
+        for name in TOKEN_NAMES:
+            assert first.attributes[name] == second.attributes[name]
 
 
 def test_events_split_anywhere_are_the_same_for_the_agent():
