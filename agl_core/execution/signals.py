@@ -15,12 +15,14 @@ def interrupts_wait() -> Generator[None]:
     that is interrupted between the two would be left behind, and Python swallows what is raised
     while it forks.
 
-    In threads other than the main one, which no signal reaches, it does nothing.
+    It does nothing where Python handles no Ctrl-C: in threads other than the main one, and where
+    the handler was set by other code than Python's.
 
     Raises:
         KeyboardInterrupt: At the end of the block; or what else the handler does.
     """
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
         yield
         return
     came = False
@@ -30,7 +32,7 @@ def interrupts_wait() -> Generator[None]:
         del number, frame
         came = True
 
-    before = signal.signal(signal.SIGINT, wait)
+    signal.signal(signal.SIGINT, wait)
     try:
         yield
     finally:

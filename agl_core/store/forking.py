@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_guard = threading.Lock()
+_guard = threading.RLock()
 _before: "weakref.WeakKeyDictionary[Any, Callable[[], Callable[[], None] | None]]" = (
     weakref.WeakKeyDictionary()
 )
