@@ -43,10 +43,12 @@ def busy(*databases: Database) -> Iterator[None]:
     threads = [threading.Thread(target=use, args=(one,)) for one in databases]
     for thread in threads:
         thread.start()
-    yield
-    over.set()
-    for thread in threads:
-        thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 async def test_what_forked_processes_and_their_parent_write_at_once_is_all_kept(tmp_path: Path):
