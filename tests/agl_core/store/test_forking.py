@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 FORK = multiprocessing.get_context("fork")
-CHILDREN, CALLS = 4, 60
+CHILDREN, CALLS = 3, 20
 
 
 def _enqueue(store: SqliteLightningStore, told: "multiprocessing.SimpleQueue[list[str]]") -> None:
@@ -39,6 +40,7 @@ def busy(*databases: Database) -> Iterator[None]:
         while not over.is_set():
             with database.write() as transaction:
                 transaction.run("UPDATE meta SET value = value")
+            time.sleep(0.0005)
 
     threads = [threading.Thread(target=use, args=(one,)) for one in databases]
     for thread in threads:
