@@ -50,7 +50,7 @@ def run(
     name: str = request.param
     folder = tmp_path_factory.mktemp("vllm-training")
     config = read_config(
-        Path("examples", name, "run.yaml"), {"ledger": str(folder), "run_id": f"vllm-{name}"}
+        Path("examples", name, "run.yaml"), {"ledger": str(folder), "run_id": "vllm-training"}
     )
     verl = config.algorithm.config | {
         **EXAMPLES[name],
