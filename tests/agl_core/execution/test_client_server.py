@@ -36,10 +36,24 @@ QUICK = {"type": "cs", "server_port": 0, "graceful_timeout": 3.0, "terminate_tim
 METHODS = ["fork", "spawn"]
 
 
+BEFORE: set[int] = set()
+"""Processes of other tests: servers of the session."""
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    BEFORE.clear()
+    BEFORE.update(descendants(os.getpid()))
+
+
+def new_processes(below: Callable[[int], list[int]] = descendants) -> list[int]:
+    return [pid for pid in below(os.getpid()) if pid not in BEFORE]
+
+
 def fit(agent: Any, rows: list[Any], algorithm: Any = None, **strategy: Any) -> Any:
     algorithm = algorithm or work.Enqueues()
     Trainer(strategy=QUICK | strategy, algorithm=algorithm).fit(agent, rows)
-    assert descendants(os.getpid()) == []
+    assert new_processes() == []
     return algorithm
 
 
@@ -62,7 +76,7 @@ def test_the_algorithm_can_be_the_process_and_the_runner_be_here(method: str, tm
     )
     with pytest.raises(LookupError, match="the algorithm gave up"):
         trainer.fit(work.doubles, [1, 2, 3])
-    assert descendants(os.getpid()) == []
+    assert new_processes() == []
     assert [one.status for one in _rollouts(store)] == ["succeeded"] * 3
 
 
@@ -146,7 +160,7 @@ def test_a_rollout_that_does_not_end_holds_up_the_end_for_a_while_only(tmp_path:
         work.dawdles, [{"folder": str(tmp_path), "number": 1}]
     )
     assert time.monotonic() - started < 30
-    assert descendants(os.getpid()) == []
+    assert new_processes() == []
     assert [one.attempt.failure_kind for one in _rollouts(store)] == ["infra_error"]
 
 
@@ -171,7 +185,7 @@ def test_an_algorithm_goes_on_when_all_runners_have_ended():
 
 def test_a_run_whose_supervisor_is_told_to_end_did_not_succeed():
     def interrupt() -> None:
-        (supervisor,) = wait_until(lambda: len(found := children(os.getpid())) == 1 and found)
+        (supervisor,) = wait_until(lambda: len(found := new_processes(children)) == 1 and found)
         wait_until(lambda: children(supervisor))
         os.kill(supervisor, signal.SIGINT)
 
@@ -220,7 +234,7 @@ def test_a_supervisor_that_is_interrupted_while_it_starts_a_runner_leaves_none(
 ):
     with pytest.raises(ExecutionError, match="the algorithm was stopped before its end"):
         fit(work.doubles, [1], work.WaitsForEver(), graceful_timeout=0.5)
-    assert descendants(os.getpid()) == []
+    assert new_processes() == []
 
 
 @pytest.mark.parametrize(
@@ -233,7 +247,7 @@ def test_a_trainer_that_is_interrupted_while_it_starts_a_process_leaves_none(
     with pytest.raises(KeyboardInterrupt):
         fit(work.doubles, [1], work.WaitsForEver(), main_process=main_process)
     assert interrupted_start == [True]
-    assert descendants(os.getpid()) == []
+    assert new_processes() == []
 
 
 def test_what_cannot_be_sent_to_a_spawned_process_is_named():
