@@ -227,7 +227,7 @@ STARTS = ["before it", "as it forks", "after it"]
 
 
 @pytest.mark.parametrize(
-    "interrupted_start", [("the supervisor", s) for s in STARTS], indirect=True
+    "interrupted_start", [("the supervisor", when) for when in STARTS], indirect=True
 )
 def test_a_supervisor_that_is_interrupted_while_it_starts_a_runner_leaves_none(
     interrupted_start: list[bool],
