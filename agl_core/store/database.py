@@ -135,7 +135,7 @@ class Database:
                 yield Transaction(connection, self._clock())
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
-                raise _class_of(error)(f"{self.path}: {error}") from error
+                raise _translated(error, self.path) from error
             except OverflowError as error:
                 raise StoreError("a number has more than 64 bits") from error
             except UnicodeEncodeError as error:
@@ -193,16 +193,22 @@ class Database:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             connection.close()
-            raise _class_of(error)(f"{self.path} cannot be opened as a store: {error}") from error
+            raise _translated(error, f"{self.path} cannot be opened as a store") from error
         except StoreError:
             connection.close()
             raise
         return connection
 
 
-def _class_of(error: sqlite3.Error) -> type[StoreError | TransientError]:
+def _translated(error: sqlite3.Error, subject: str) -> StoreError | TransientError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
-    return TransientError if code in _WORTH_ANOTHER_TRY else StoreError
+    if code == sqlite3.SQLITE_BUSY:
+        return TransientError(
+            f"{subject}: another process writes to it and did not let go within "
+            f"{BUSY_SECONDS:g} s; is one stopped? ({error})"
+        )
+    kind = TransientError if code in _WORTH_ANOTHER_TRY else StoreError
+    return kind(f"{subject}: {error}")
 
 
 def _make_tables(connection: sqlite3.Connection, path: str) -> None:

@@ -1,5 +1,6 @@
 """Policies in memory: a Hugging Face folder with its model, tokenizer and chat template."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from agl_core.serving.generation import ServedPolicy
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
 
 _DTYPE = torch.float32
+_LOADING = threading.Lock()
+"""Transformers replaces methods of its classes while it loads a model: two loads at once leave the
+tying of embeddings switched off, and tied heads random."""
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
@@ -105,6 +109,25 @@ def set_num_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
+def _load_model(folder: Path) -> Any:
+    try:
+        with _LOADING:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=_DTYPE,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                use_safetensors=True,  # what the digest is over; never a pickle beside it
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{folder}: cannot be loaded as a causal model: {error}") from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):  # which transformers fills with random numbers
+        raise ConfigError(f"{folder}: its weights lack {', '.join(missing)}")
+    return model
+
+
 def load_policy(version: str, folder: Path, device: str = "cpu") -> LoadedPolicy:
     """Read a Hugging Face folder in fp32, from local files only.
 
@@ -119,16 +142,7 @@ def load_policy(version: str, folder: Path, device: str = "cpu") -> LoadedPolicy
     """
     transformers_logging.disable_progress_bar()
     digest = weights_digest(folder)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=_DTYPE,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            use_safetensors=True,  # what the digest is over; never a pickle beside it
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"{folder}: cannot be loaded as a causal model: {error}") from error
+    model = _load_model(folder)
     tokenizer = load_tokenizer(folder)
     try:
         model.requires_grad_(False).eval().to(device)

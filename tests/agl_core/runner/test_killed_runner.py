@@ -4,6 +4,9 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import sqlite3
+from contextlib import closing
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,16 @@ async def wait_until(condition: Any, seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 - another process sets it
             await asyncio.sleep(0.05)
+
+
+def freeze(process: BaseProcess, path: Path) -> None:
+    """Stop a process while it cannot be the one that writes: that one would lock out all others."""
+    assert process.pid is not None
+    with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        os.kill(process.pid, signal.SIGSTOP)
+        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED) is not None
+        connection.execute("ROLLBACK")
 
 
 async def in_the_store(store: SqliteLightningStore, rollout_id: str) -> AttemptedRollout:
@@ -73,7 +86,7 @@ async def test_another_runner_finishes_what_a_killed_one_had(tmp_path: Path):
 async def test_a_runner_that_was_frozen_reports_late_and_changes_nothing(tmp_path: Path):
     path = tmp_path / "store.db"
     store = SqliteLightningStore(path)
-    (rollout_id,) = await queue(store, dawdles=1, others=0, seconds=1.0)
+    (rollout_id,) = await queue(store, dawdles=1, others=0, seconds=3.0)
     process = SPAWN.Process(target=worker_process.work_and_say, args=(path, 1))
     process.start()
     assert process.pid is not None
@@ -82,7 +95,7 @@ async def test_a_runner_that_was_frozen_reports_late_and_changes_nothing(tmp_pat
         return len(await store.query_spans(rollout_id)) > 0
 
     await wait_until(runs)
-    os.kill(process.pid, signal.SIGSTOP)
+    freeze(process, path)
     try:
         second = worker_process.make_runner(max_rollouts=1)
         with second.run_context(agent=worker_process.agent, store=store, worker_id=2):

@@ -1,13 +1,13 @@
 import shutil
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from agl_core.errors import ConfigError, TransientError, UpstreamError
 from agl_core.serving.decoding import load_policy
@@ -287,6 +287,25 @@ def test_incomplete_folder_is_an_error(policy_folder: Path, tmp_path: Path, miss
     (folder / missing).unlink()
     with pytest.raises(ConfigError):
         load_policy("v000001", folder)
+
+
+def test_weights_that_lack_a_tensor_are_an_error(policy_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its weights lack model\.norm\.weight"):
+        load_policy("v000001", folder)
+
+
+def test_policies_that_are_loaded_at_once_are_whole(policy_folder: Path) -> None:
+    def load(number: int) -> torch.Tensor:
+        return load_policy(f"v{number:06d}", policy_folder).model.lm_head.weight
+
+    with ThreadPoolExecutor(8) as pool:
+        heads = list(pool.map(load, range(32)))
+    embeddings = load_file(policy_folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert all(torch.equal(head, embeddings) for head in heads)
 
 
 def test_a_failing_batch_fails_its_requests_only(
