@@ -5,6 +5,7 @@ log-probs and usage, as the proxy does.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,12 +37,17 @@ class Recording:
 
 
 class ReplayServer:
-    """Replays one recording for every call of a kind, piece by piece."""
+    """Replays one recording for every call of a kind, piece by piece.
 
-    def __init__(self, recording: Recording, pause_seconds: float = 0.0) -> None:
+    Args:
+        recording: Of the answer.
+        arrivals: Released for each piece that the client has; none is sent before the one before it
+            arrived, or 10 s have passed. None to send them all.
+    """
+
+    def __init__(self, recording: Recording, arrivals: threading.Semaphore | None = None) -> None:
         self.recording = recording
-        self.pause_seconds = pause_seconds
-        """Before each piece but the first."""
+        self.arrivals = arrivals
         self.sent: list[float] = []
         """When each piece of the last answer was sent."""
         self.requests: list[dict[str, Any]] = []
@@ -74,8 +80,9 @@ class ReplayServer:
         async def send() -> AsyncGenerator[bytes]:
             self.sent = []
             for number, piece in enumerate(pieces):
-                if number:
-                    await asyncio.sleep(self.pause_seconds)
+                if number and self.arrivals is not None:
+                    await asyncio.to_thread(self.arrivals.acquire, timeout=10.0)
+                await asyncio.sleep(0)
                 self.sent.append(time.monotonic())
                 yield piece
 
@@ -83,11 +90,11 @@ class ReplayServer:
 
 
 @contextmanager
-def replaying(recording: Recording, pause_seconds: float = 0.0, **config: Any):
+def replaying(recording: Recording, arrivals: threading.Semaphore | None = None, **config: Any):
     """Give server, proxy before it, and an open attempt's trace and base URL."""
     tracer = OtelTracer()
     with (
-        ReplayServer(recording, pause_seconds) as server,
+        ReplayServer(recording, arrivals) as server,
         ProxyServer(ProxyConfig(backend_url=server.base_url, **config), tracer) as proxy,
         tracer.attempt("ro-1", "at-1") as trace,
         ExitStack() as clients,

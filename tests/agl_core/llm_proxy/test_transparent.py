@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 import time
 
 import httpx
@@ -129,16 +130,16 @@ def test_answer_that_is_none_is_an_error(kind, answer):
 def test_each_piece_leaves_before_the_next_one_arrives(line_end):
     pieces = [piece.replace(b"\n", line_end) for piece in TEXT_STREAM.full]
     recording = Recording(pieces, pieces)
-    with replaying(recording, pause_seconds=0.15) as setup:
-        body = {**ASK, "stream": True}
-        arrived = []
+    arrivals, arrived = threading.Semaphore(0), []
+    with replaying(recording, arrivals) as setup:
+        body = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", f"{setup.url}/chat/completions", json=body) as response:
             for _ in response.iter_raw():
                 arrived.append(time.monotonic())
+                arrivals.release()
         sent = setup.server.sent
         assert setup.last_call().status.is_ok
-    del sent[-2]  # the usage, which the agent did not ask for
-    assert len(arrived) == len(sent) == 5
+    assert len(arrived) == len(sent) == 6
     for came, next_left in zip(arrived, sent[1:], strict=False):
         assert came < next_left
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -145,12 +144,10 @@ async def test_nothing_is_asked_of_a_server_that_is_not_well():
 
 
 async def test_a_refusal_is_not_asked_again(client: LightningStoreClient, proxy: FaultyProxy):
-    started = time.monotonic()
     proxy.expect()
     with pytest.raises(ValueError, match="Rollout ro-0 not found"):
         await client.start_attempt("ro-0")
     assert len(proxy.paths) == 1
-    assert time.monotonic() - started < 1
 
 
 class Broken(InMemoryLightningStore):
