@@ -18,6 +18,8 @@ from deployments.server import CLIENT_SETTINGS, free_port, prefect_server
 
 _PREFECT_HOME = tempfile.TemporaryDirectory(prefix="agl-tests-prefect-")
 _PREFECT_PORT = free_port()
+MORTAL_PREFECT_PORT = free_port()
+"""Of the server that the chaos tests kill."""
 os.environ |= CLIENT_SETTINGS | {
     "PREFECT_HOME": _PREFECT_HOME.name,
     "PREFECT_API_URL": f"http://127.0.0.1:{_PREFECT_PORT}/api",
@@ -43,13 +45,14 @@ OWN_ENVIRONMENT = {"vllm": "make test-vllm", "frameworks": "make test-frameworks
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Overlook sockets to the Prefect server: its client leaves some open after an event loop.
+    """Overlook sockets to Prefect servers: its client leaves some open after an event loop, or to a
+    server that was killed, and they are found in a later test.
 
     Started in a shell's background, this process ignores Ctrl-C, and so would what tests interrupt.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    peer = rf"raddr=\('127.0.0.1', {_PREFECT_PORT}\)"
+    peer = rf"raddr=\('127.0.0.1', ({_PREFECT_PORT}|{MORTAL_PREFECT_PORT})\)"
     config.addinivalue_line("filterwarnings", f"ignore:unclosed <socket.*{peer}:ResourceWarning")
     # The same of its event subscriber; such a transport does not say where it is connected to.
     transport = "unclosed transport <_SelectorSocketTransport"

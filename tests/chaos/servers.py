@@ -11,7 +11,7 @@ import httpx
 import psutil
 
 from agl_core.lifeline import spawn
-from deployments.server import free_port, prefect_server
+from deployments.server import prefect_server
 
 
 def find_children(*words: str) -> list[psutil.Process]:
@@ -42,9 +42,9 @@ def kill(processes: list[psutil.Process]) -> int:
 class MortalServer:
     """A Prefect server on a port of its own, whose database outlives it."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, port: int) -> None:
         self._home = home
-        self._port = free_port()
+        self._port = port
         self._running = ExitStack()
         self.url = ""
 

@@ -30,7 +30,7 @@ def world(folder: Path, engine: DeterministicEngine) -> Generator[World]:
             return stack.enter_context(ill_bucket())
 
         def server() -> MortalServer:
-            found = MortalServer(folder / "server")
+            found = MortalServer(folder / "server", conftest.MORTAL_PREFECT_PORT)
             stack.callback(found.close)
             found.start()
             return found
