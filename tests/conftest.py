@@ -9,17 +9,27 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from deployments.server import CLIENT_SETTINGS, free_port, prefect_server
+from deployments.server import CLIENT_SETTINGS, prefect_server
+
+
+def _reserve() -> socket.socket:
+    """Bind a socket to a port that no connection gets then; a server may listen there later."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+    place.bind(("127.0.0.1", 0))
+    return place
+
 
 _PREFECT_HOME = tempfile.TemporaryDirectory(prefix="agl-tests-prefect-")
-_PREFECT_PORT = free_port()
-MORTAL_PREFECT_PORT = free_port()
-"""Of the server that the chaos tests kill."""
+_PLACES = [_reserve(), _reserve()]
+_PREFECT_PORT, MORTAL_PREFECT_PORT = (place.getsockname()[1] for place in _PLACES)
+"""The first is of everyone's server, the second of the one that the chaos tests kill."""
 os.environ |= CLIENT_SETTINGS | {
     "PREFECT_HOME": _PREFECT_HOME.name,
     "PREFECT_API_URL": f"http://127.0.0.1:{_PREFECT_PORT}/api",

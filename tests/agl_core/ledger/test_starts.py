@@ -21,6 +21,8 @@ from agl_core.ledger.storage import Storage, open_storage
 from tests.builders import POLICY, make_requests
 
 TIMES = LeaseTimes(renew=0.05, expire=60.0, watch=0.4)
+LONG = 20.0
+"""A watch whose end would be noticed, where what is claimed is that nobody watches."""
 
 
 def open_starts(storage: Storage, watch: float = TIMES.watch) -> RunStarts:
@@ -68,7 +70,7 @@ def test_starts_are_numbered_and_each_is_recorded(storage: Storage):
 
 
 def test_a_run_that_this_process_holds_is_refused_at_once_and_says_who(local_storage: Storage):
-    starts = open_starts(local_storage, watch=20.0)
+    starts = open_starts(local_storage, watch=LONG)
     lease = begin(starts, flow_run_name="mine")
     lease.keep(lambda: None)
     try:
@@ -79,7 +81,7 @@ def test_a_run_that_this_process_holds_is_refused_at_once_and_says_who(local_sto
             assert f"flow run mine, process {os.getpid()} on host" in str(refused.value)
             assert "since 2" in str(refused.value)
             assert "without another one it is over at 2" in str(refused.value)
-        assert time.monotonic() - clock < 20.0
+        assert time.monotonic() - clock < LONG
     finally:
         lease.end("done")
     begin(starts).end("done")
@@ -109,11 +111,11 @@ def test_a_holder_that_was_killed_on_this_host_is_dead_at_once(tmp_path: Path):
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    starts = open_starts(open_storage(str(tmp_path)), watch=20.0)
+    starts = open_starts(open_storage(str(tmp_path)), watch=LONG)
     assert not starts.has_ended(1)
     clock = time.monotonic()
     lease = begin(starts)
-    assert time.monotonic() - clock < 20.0
+    assert time.monotonic() - clock < LONG
     assert lease.number == 2
     assert starts.end_reason(1) == "superseded"
     assert lease.ended_before == "superseded"

@@ -43,7 +43,7 @@ async def test_a_limit_gives_those_that_have_ended_by_then(store: Store):
     waited = await store.wait_for_rollouts(
         rollout_ids=[first.rollout_id, second.rollout_id], timeout=0.3
     )
-    assert time.monotonic() - started > 0.25
+    assert 0.25 < time.monotonic() - started < 8
     assert [rollout.rollout_id for rollout in waited] == [first.rollout_id]
 
 
