@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from agl_core import semconv
+from agl_core.llm_proxy.answer_shape import count_of
 from agl_core.types.training import PolicyRef
 
 JsonObject = dict[str, Any]
@@ -81,15 +82,15 @@ def response_attributes(answer: JsonObject, headers: Mapping[str, str]) -> dict[
     usage = answer.get("usage") or {}
     messages = [choice.get("message") for choice in choices]
     attributes = {
-        semconv.RESPONSE_ID: answer.get("id"),
-        semconv.RESPONSE_MODEL: answer.get("model"),
+        semconv.RESPONSE_ID: _text(answer.get("id")),
+        semconv.RESPONSE_MODEL: _text(answer.get("model")),
         semconv.FINISH_REASONS: [str(choice.get("finish_reason")) for choice in choices],
-        semconv.INPUT_TOKENS: usage.get("prompt_tokens"),
-        semconv.OUTPUT_TOKENS: usage.get("completion_tokens"),
+        semconv.INPUT_TOKENS: count_of(usage, "prompt_tokens"),
+        semconv.OUTPUT_TOKENS: count_of(usage, "completion_tokens"),
         semconv.OUTPUT_MESSAGES: orjson.dumps(messages).decode(),
         semconv.PROMPT_TOKEN_IDS: _token_ids(answer.get("prompt_token_ids")),
-        semconv.POLICY_VERSION: headers.get(POLICY_VERSION_HEADER),
-        semconv.WEIGHTS_DIGEST: headers.get(WEIGHTS_DIGEST_HEADER),
+        semconv.POLICY_VERSION: _header(headers, POLICY_VERSION_HEADER),
+        semconv.WEIGHTS_DIGEST: _header(headers, WEIGHTS_DIGEST_HEADER),
     }
     for index, choice in enumerate(choices):
         ids_name = choice_attribute(semconv.RESPONSE_TOKEN_IDS, index)
@@ -111,7 +112,7 @@ def find_other_policy(
         status: Of the answer.
         headers: Of the answer.
     """
-    served = {name: headers.get(name) for name in _POLICY_HEADERS}
+    served = {name: _header(headers, name) for name in _POLICY_HEADERS}
     expected = dict(zip(_POLICY_HEADERS, (policy.version, policy.weights_digest), strict=True))
     is_gone = status == 404 and model == policy.version
     if not is_gone and (status != 200 or served == expected):
@@ -153,22 +154,6 @@ def _find_choice_defect(response_ids: list[int] | None, logprobs: list[float] | 
     return None
 
 
-def check_answer(answer: Any, num_choices: int = 1) -> str | None:
-    """Return why a backend's answer is not a completion with so many choices, or None."""
-    if not isinstance(answer, dict):
-        return "the answer is not a JSON object"
-    choices = answer.get("choices")
-    if choices is None and answer.get("error"):
-        return f"the answer is an error: {answer['error']}"
-    found = choices if isinstance(choices, list) else []
-    if len(found) != num_choices or not all(isinstance(choice, dict) for choice in found):
-        wanted = "exactly one choice" if num_choices == 1 else f"{num_choices} choices"
-        return f"the answer does not have {wanted}"
-    if not isinstance(answer.get("usage") or {}, dict):
-        return "the answer's usage is not a JSON object"
-    return None
-
-
 def _token_ids(ids: Any) -> list[int] | None:
     """Return the ids, or None for anything but a list of integers."""
     if isinstance(ids, list) and set(map(type, ids)) <= {int}:
@@ -183,8 +168,18 @@ def _logprobs(choice: JsonObject) -> list[float] | None:
         return None
     try:
         return [float(token["logprob"]) for token in content]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return a header as text that can be written; its bytes may be no Unicode."""
+    value = headers.get(name)
+    return None if value is None else value.encode(errors="replace").decode()
 
 
 def _without_none(attributes: dict[str, Any]) -> dict[str, Any]:

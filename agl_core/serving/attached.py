@@ -22,6 +22,7 @@ from agl_core import semconv
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.ledger.run import BaseModelRecord
 from agl_core.llm_proxy import capture
+from agl_core.llm_proxy.answer_shape import check_answer
 from agl_core.serving.launch import ask_server
 
 Messages = list[dict[str, str]]
@@ -98,7 +99,7 @@ def _ask(url: str, version: str, messages: Messages, temperature: float) -> Answ
     asked = capture.add_recording(body, seed=_SEED)
     path = f"{url}/v1/chat/completions"
     answer = ask_server("POST", path, asked, timeout_seconds=_DEADLINE_SECONDS)
-    if defect := capture.check_answer(answer):
+    if defect := check_answer(answer):
         raise UpstreamError(f"model server {url}: {defect}")
     recorded = capture.response_attributes(answer, {})
     if defect := capture.find_defect(recorded):
