@@ -10,7 +10,8 @@ from agl_core.types.outcome import DropReason
 def row_reasons(
     settings: BatchSettings,
     *,
-    comparable: np.ndarray,
+    at_temperature: np.ndarray,
+    as_asked: np.ndarray,
     unusable: np.ndarray,
     prompt: Limit,
     response: Limit,
@@ -20,23 +21,25 @@ def row_reasons(
 
     Args:
         settings: Says what becomes of unfinished rows.
-        comparable: [N] bool, sampled at the run's temperature.
+        at_temperature: [N] bool, sampled at the run's temperature.
+        as_asked: [N] bool, sampled from the run's distribution.
         unusable: [N] bool, without a reward that counts.
         prompt: Of the N rows.
         response: Of the N rows.
-        unfinished: [N] bool, whether the length limit ended the last response.
+        unfinished: [N] bool, whether the last response was cut off.
 
     Returns:
         [N] strings, None for the rows that are left.
     """
     rules = (
-        (~comparable, DropReason.OTHER_TEMPERATURE),
+        (~at_temperature, DropReason.OTHER_TEMPERATURE),
+        (~as_asked, DropReason.OTHER_SAMPLING),
         (unusable, DropReason.UNUSABLE_REWARD),
         (prompt.is_exceeded("drop"), DropReason.PROMPT_TOO_LONG),
         (response.is_exceeded("drop"), DropReason.RESPONSE_TOO_LONG),
         (unfinished & (settings.unfinished == "drop"), DropReason.UNFINISHED),
     )
-    reasons = np.full(len(comparable), None, dtype=object)
+    reasons = np.full(len(at_temperature), None, dtype=object)
     for applies, reason in reversed(rules):
         reasons[applies] = reason.value
     return reasons
