@@ -14,6 +14,7 @@ from agl_core.llm_proxy.accounts import Accounts
 from agl_core.llm_proxy.attribution import Attribution, find_attribution
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.config import ProxyConfig
+from agl_core.llm_proxy.content import check_is_text
 from agl_core.llm_proxy.dialect import Dialect
 from agl_core.llm_proxy.exchange import check_token, read_body, send_on
 from agl_core.llm_proxy.gate import Gate
@@ -130,6 +131,7 @@ class CallHandler:
         body = await read_body(request, self._config)
         rollout_seed = await self._rollout_seed(whose.rollout_id)
         asked = fill_in(dialect.ask(body), self._sampling[whose.mode])
+        check_is_text(asked)
         reason = find_unsupported(asked)
         if reason is None:
             asked = state_fields(asked)

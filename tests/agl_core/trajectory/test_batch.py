@@ -167,6 +167,20 @@ def test_calls_at_another_temperature_are_dropped():
     assert reasons(rows) == ["other_temperature", None, None]
 
 
+def test_calls_sampled_from_another_distribution_are_dropped_unless_the_run_allows_it():
+    calls = (
+        {**PAIR[0], "sampling": '{"top_p": 0.9}'},
+        {**PAIR[1], "sampling": '{"top_p": 0.9, "stop": ["x"]}'},
+        {**PAIR[0], "index": 2, "sampling": "{}"},
+        {**PAIR[0], "index": 3, "sampling": None},  # recorded by an older version
+    )
+    other = "other_sampling"
+    assert reasons(rows_of(*calls)) == [other, other, None, None]
+    assert reasons(rows_of(*calls, sampling={"top_p": 0.9})) == [None, other, other, None]
+    assert reasons(rows_of(*calls, allowed_sampling=["top_p"])) == [None, other, None, None]
+    assert reasons(rows_of(*calls, allowed_sampling=["top_p", "stop"])) == [None] * 4
+
+
 def test_an_unbroken_rollout_is_one_row_with_every_token_once():
     prompts = [list(range(20 + 15 * turn)) for turn in range(8)]
     calls = [
