@@ -6,6 +6,21 @@ from agl_core.trajectory.cut import Limit
 from agl_core.trajectory.settings import BatchSettings
 from agl_core.types.outcome import DropReason
 
+EQUAL_TOLERANCE = 1e-6
+"""Rewards of a group count as equal if they differ by no more than this, or by this fraction of the
+largest: a sum of float rewards differs in its last digits by the order of its terms, and an
+estimator that divides by the group's standard deviation would make that the whole signal."""
+
+
+def are_equal(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return [N] bool, whether rewards between these bounds count as equal.
+
+    Args:
+        low: [N] lowest reward of each group.
+        high: [N] highest.
+    """
+    return high - low <= EQUAL_TOLERANCE * np.maximum(1.0, np.maximum(abs(low), abs(high)))
+
 
 def row_reasons(
     settings: BatchSettings,
@@ -54,7 +69,7 @@ def drop_groups(
     rollout_reward: np.ndarray,
 ) -> np.ndarray:
     """Return the reasons with those of groups added: of their rollouts that have a row left, too
-    few, or (with two or more) all with one reward.
+    few, or (with two or more) all with one reward (`are_equal`).
 
     Args:
         reasons: [N] of `row_reasons`.
@@ -71,7 +86,7 @@ def drop_groups(
     np.minimum.at(low, place, rollout_reward[rollouts])
     np.maximum.at(high, place, rollout_reward[rollouts])
     small = names[sizes < settings.min_group_size]
-    equal = names[(low == high) & (sizes > 1)] if settings.drop_equal_rewards else names[:0]
+    equal = names[are_equal(low, high) & (sizes > 1)] if settings.drop_equal_rewards else names[:0]
     found = reasons.copy()
     found[kept[np.isin(group[kept], equal)]] = DropReason.EQUAL_REWARDS.value
     found[kept[np.isin(group[kept], small)]] = DropReason.GROUP_TOO_SMALL.value

@@ -154,6 +154,13 @@ def test_groups_with_one_reward_are_dropped_where_that_is_asked_for():
     ]
 
 
+def test_rewards_that_differ_by_rounding_count_as_equal():
+    calls = [{"index": 0, "group": 0, "reward": 0.1 + 0.2}, {"index": 1, "group": 0, "reward": 0.3}]
+    assert reasons(rows_of(*calls, drop_equal_rewards=True)) == ["equal_rewards"] * 2
+    calls[1]["reward"] = 0.3001
+    assert reasons(rows_of(*calls, drop_equal_rewards=True)) == [None, None]
+
+
 def test_a_rollout_alone_has_nothing_to_be_equal_to():
     assert reasons(rows_of(PAIR[0], drop_equal_rewards=True, min_group_size=1)) == [None]
 
