@@ -132,8 +132,8 @@ async def adapt_rollouts(
         record = adapt.fn(ref)
     finally:
         context._context.reset(token)
-    rows = files.read_table(iteration.storage, record.file("batch").key, BATCH_ROWS)
-    breaks = files.read_table(iteration.storage, record.file("breaks").key, BREAKS)
+    rows = files.read_table(iteration.storage, record.file("batch"), BATCH_ROWS)
+    breaks = files.read_table(iteration.storage, record.file("breaks"), BREAKS)
     return Adapted(record, rows.to_pylist(), breaks.to_pylist())
 
 

@@ -50,9 +50,10 @@ def write_stages(
         stage.values["policy_in"] = POLICY.model_dump(mode="json")
     with iteration.stage("publish"):
         rollouts.write_requests(make_requests(2), POLICY, {})
-    with iteration.stage("rollout"):
+    with iteration.stage("rollout") as stage:
         rollouts.claim([0, 1])
         rollouts.put_chunk(1, 1, make_spans(make_call(0), make_call(1)), outcomes)
+        rollouts.record(stage)
     with iteration.stage("collect") as stage:
         summary = collect_set(rollouts, stage, POLICY, pass_reward=1.0)
         stage.values |= {"rewards": summary.model_dump(mode="json"), "rollout_set": "train"}
@@ -101,11 +102,15 @@ def path_of(ledger: RunLedger, key: str) -> Path:
     return path
 
 
+def edit(ledger: RunLedger, key: str, change: Callable[[dict[str, Any]], object]) -> None:
+    path = path_of(ledger, key)
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
 def edit_manifest(ledger: RunLedger, change: Callable[[dict[str, Any]], object]) -> None:
-    path = path_of(ledger, ledger.iteration(1).manifest_key)
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
+    edit(ledger, ledger.iteration(1).manifest_key, change)
 
 
 def test_a_run_as_it_was_written_has_no_difference(ledger: RunLedger):
@@ -204,6 +209,7 @@ def test_a_failed_rollout_may_hold_the_reward_that_its_agent_gave(ledger: RunLed
 def test_collected_outcomes_that_no_shard_flushed_are_not_committed(ledger: RunLedger):
     iteration = ledger.iteration(2)
     write_stages(ledger, 2)
+    edit(ledger, f"{iteration.prefix}stages/rollout.json", lambda r: r["outputs"].clear())
     rollouts = RolloutSet(iteration, "train")
     rollouts.claim([1])  # a later claim decides: what was collected of rollout 1 no longer counts
     with pytest.raises(LedgerError, match="has other outcomes than the shards flushed for train"):
