@@ -16,7 +16,7 @@ FILES = {
     "my_agent/__init__.py": "",
     "my_agent/main.py": "import json\nimport prefect\nfrom agl_core import llm_proxy\n"
     "from . import rewards\nfrom my_tools import numbers as n\n",
-    "my_agent/rewards.py": "def reward():\n    from my_agent.deep.exact import score\n    return 1\n",
+    "my_agent/rewards.py": "def reward():\n    from my_agent.deep.exact import score\n",
     "my_agent/deep/exact.py": "import importlib\nimportlib.import_module('my_plugin')\n",
     "my_agent/unused.py": "",
     "my_tools/numbers.py": "",
@@ -68,7 +68,7 @@ BASE = 'def reward(x):\n    "Score x."\n    return x + 1\n'
     ("text", "same"),
     [
         (
-            '# said twice\ndef reward( x ):\n    """Score\n    it."""\n\n    return (x + 1)  # here\n',
+            '# twice\ndef reward( x ):\n    """Score\n    it."""\n\n    return (x + 1)  # x\n',
             1,
         ),
         ("def reward(x):\n    return x + 1\n", 1),
