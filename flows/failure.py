@@ -1,5 +1,5 @@
-"""How a flow ends that cannot go on: Failed or Cancelled, with our own sentence as the message; one
-that had completed and whose outcome is recorded stays Completed, whoever retries it.
+"""How a flow ends that cannot go on: Failed, Cancelled or Crashed, with our own sentence as the
+message. One that had completed and whose outcome is recorded stays Completed, whoever retries it.
 """
 
 from collections.abc import Callable, Coroutine
@@ -10,10 +10,11 @@ from uuid import UUID
 from prefect import State, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from agl_core.errors import AglError, ConfigError, NothingToRetryError, RunCancelled
-from flows.cancellation import until_cancelled
+from agl_core.lost_output import outlive_output
+from flows.cancellation import ProcessExit, until_cancelled
 from flows.patience import patiently
 
 Parameters = ParamSpec("Parameters")
@@ -32,10 +33,14 @@ def fails_in_one_sentence(
 
     @wraps(function)
     async def flow_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
+        outlive_output()  # a worker that is killed takes the reader of it along
         try:
             return await until_cancelled(function(*args, **kwargs))
         except RunCancelled as error:
             return Cancelled(message=str(error), data=error)
+        except ProcessExit as error:
+            get_run_logger().info("where it was raised", exc_info=error)
+            return Crashed(message=str(error), data=error)
         except NothingToRetryError as error:
             if await _had_completed():
                 return Completed(message=f"kept as it was: {error}")

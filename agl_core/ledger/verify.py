@@ -42,17 +42,7 @@ def verify_run(ledger: RunLedger) -> list[str]:
     Raises:
         ConfigError: There is no such run.
     """
-    try:
-        records = [ledger.first_record(), *(change.record for change in ledger.changes())]
-        ledger.starts.all()
-    except LedgerError as error:
-        return [str(error)]
-    return list(dict.fromkeys(_Check(ledger).run(files_of(records), records[0].base.policy)))
-
-
-def files_of(records: Iterable[Any]) -> list[FileRef]:
-    """Return the files that identities of a run refer to."""
-    return list({file.key: file for record in records for file in record.files()}.values())
+    return RunCheck(ledger).differences()
 
 
 def find_late(ledger: RunLedger) -> list[str]:
@@ -76,16 +66,36 @@ def _claim_of(key: str) -> str | None:
     return f"{chunk[1]}claims/{chunk[2]}.json" if chunk else None
 
 
-class _Check:
-    """One walk over a run; each file is read once."""
+class RunCheck:
+    """Walks over a run. Files are read once; records and manifests are read in each walk."""
 
     def __init__(self, ledger: RunLedger) -> None:
         self.ledger = ledger
         self.storage = ledger.storage
         self._found: dict[str, FileRef | None] = {}
         """What lies under a key; None where nothing does."""
+        self._built: dict[tuple[int, int | None], tuple[Manifest, list[str]]] = {}
+        """Figures of an iteration as its files give them, and what is wrong with its weights."""
 
-    def run(self, named: Iterable[FileRef], policy: PolicyRef) -> Iterator[str]:
+    def differences(self) -> list[str]:
+        """Return what differs from the manifests, one sentence each.
+
+        Raises:
+            ConfigError: There is no such run.
+        """
+        try:
+            records = [
+                self.ledger.first_record(),
+                *(change.record for change in self.ledger.changes()),
+            ]
+            self.ledger.starts.all()
+        except LedgerError as error:
+            return [str(error)]
+        named = {file.key: file for record in records for file in record.files()}
+        walk = self._walk(named.values(), records[0].base.policy)
+        return list(dict.fromkeys(walk))
+
+    def _walk(self, named: Iterable[FileRef], policy: PolicyRef) -> Iterator[str]:
         yield from self._files(named)
         committed = self.ledger.committed()
         yield from self._gap(committed)
@@ -180,14 +190,16 @@ class _Check:
         """Build the manifest again and compare every leaf."""
         try:
             stages = read_stages(self.ledger.iteration(number))
-            expected = self._expected(number, manifest, stages)
-            yield from self._weights(number, expected.policy_out)
+            expected, wrong = self._expected(number, manifest, stages)
+            yield from wrong
         except AglError as error:
             text = str(error)
             prefix = f"iteration {number}: "
             yield text if text.startswith(prefix) else prefix + text
             return
-        built = json.loads(json.dumps(expected.model_dump(mode="json")))
+        observed = expected.observed | {"prefect": manifest.observed.get("prefect")}
+        same = {"files": manifest.files, "earlier": manifest.earlier}  # compared before
+        built = expected.model_copy(update=same | {"observed": observed}).model_dump(mode="json")
         stated = manifest.model_dump(mode="json") | raw
         names = [name for name in built if not (skip_policy and name == "policy_in")]
         if manifest.schema_version == 1 and not _is_chained(stages):
@@ -197,18 +209,22 @@ class _Check:
 
     def _expected(
         self, number: int, manifest: Manifest, stages: dict[str, StageRecord]
-    ) -> Manifest:
+    ) -> tuple[Manifest, list[str]]:
+        """Return what the manifest should say, without its lists of files and Prefect's ids."""
         start = manifest.observed.get("start")
-        return build_manifest(
-            self.ledger.iteration(number),
-            stages,
-            record_at(self.ledger, number, start),
-            changed=differences_of(changes_until(self.ledger, number)),
-            listed=manifest.files,
-            earlier=manifest.earlier,
-            start=start,
-            prefect=manifest.observed.get("prefect") or {},
-        )
+        if (number, start) not in self._built:
+            built = build_manifest(
+                self.ledger.iteration(number),
+                stages,
+                record_at(self.ledger, number, start),
+                changed=differences_of(changes_until(self.ledger, number)),
+                listed=(),
+                earlier=(),
+                start=start,
+                prefect={},
+            )
+            self._built[number, start] = built, list(self._weights(number, built.policy_out))
+        return self._built[number, start]
 
     def _weights(self, number: int, policy: PolicyRef | None) -> Iterator[str]:
         """Compare the digest of an exported policy with its files, which were compared before."""
