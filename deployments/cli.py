@@ -204,10 +204,17 @@ def dataset_publish(
     uri = publish_dataset(open_storage(ledger, access), name, data, access)
     from deployments.dataset_event import tell  # prefect takes two seconds
 
-    listening = tell(name, uri)
+    listeners = tell(name, uri)
     _answers.print(uri, soft_wrap=True)
-    if listening:
-        said = f"A run of it is started by {', '.join(listening)}."
+    if listeners.had_runs:
+        runs = ", ".join(f"{known} (flow run {run})" for known, run in listeners.had_runs.items())
+        said = (
+            f"These rows were published before and have a run of {runs}: nothing is started. "
+            f"To train on them again: prefect deployment run {listeners.names[0]} "
+            f"--param new_run=true --param train_data={uri}"
+        )
+    elif listeners.names:
+        said = f"A run of it is started by {', '.join(listeners.names)}."
     else:
         said = (
             f"No deployment listens to {name}: agl deploy my_run.yaml --on-dataset {name} sets "
