@@ -245,6 +245,7 @@ class RunLedger:
                 say so from then on.
 
         Raises:
+            LedgerError: The identity was changed after an iteration was committed.
             ConfigError: The run exists with another identity; the message names what differs, and
                 nothing was written.
         """
@@ -252,6 +253,7 @@ class RunLedger:
             self._keep(new)
             files.put_json(self.storage, self.record_key, record.model_dump(mode="json"))
             return record
+        self._check_identity()
         recorded = self.record()
         differences = tuple(find_differences(recorded, record))
         if not differences:
@@ -309,8 +311,33 @@ class RunLedger:
         return files.read_model(self.storage, Unrecorded(key), Manifest)
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests of all committed iterations, in order."""
-        return [self.manifest(number) for number in range(self.committed())]
+        """Return the manifests of all committed iterations, in order.
+
+        Raises:
+            LedgerError: One cannot be read, or has another sha256 than the next one says.
+        """
+        found: list[Manifest] = []
+        named: dict[str, FileRef] = {}
+        for number in reversed(range(self.committed())):
+            key = self.iteration(number).manifest_key
+            manifest = files.read_model(self.storage, named.get(key) or Unrecorded(key), Manifest)
+            named = {file.key: file for file in manifest.earlier}
+            found.append(manifest)
+        return found[::-1]
+
+    def _check_identity(self) -> None:
+        """Compare identity and changes with what the last manifest says of them.
+
+        Raises:
+            LedgerError: One has another sha256.
+        """
+        committed = self.committed()
+        if not committed:
+            return
+        own = {self.record_key, *self.change_keys()}
+        for file in self.manifest(committed - 1).earlier:
+            if file.key in own:
+                files.read_bytes(self.storage, file)
 
 
 def open_run(
