@@ -3,9 +3,9 @@ from the files, each iteration starting from what the one before it made, each m
 one before it.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,6 +74,8 @@ class RunCheck:
         self.storage = ledger.storage
         self._found: dict[str, FileRef | None] = {}
         """What lies under a key; None where nothing does."""
+        self._counted: dict[str, int] = {}
+        """Rows of the tables."""
         self._built: dict[tuple[int, int | None], tuple[Manifest, list[str]]] = {}
         """Figures of an iteration as its files give them, and what is wrong with its weights."""
 
@@ -100,29 +102,37 @@ class RunCheck:
         committed = self.ledger.committed()
         yield from self._gap(committed)
         for number in range(committed):
-            try:
-                raw = files.read_json(
-                    self.storage, Unrecorded(self.ledger.iteration(number).manifest_key)
-                )
-                manifest = self.ledger.manifest(number)
-            except LedgerError as error:
-                yield str(error)
-                continue
-            broken = [*self._listed(manifest), *self._earlier(manifest, number)]
-            yield from broken
-            other = manifest.policy_in.weights_digest != policy.weights_digest
-            if not broken:
-                yield from self._figures(number, manifest, raw, skip_policy=other)
-            if other:
-                yield (
-                    f"iteration {number} starts from {manifest.policy_in.version} "
-                    f"with other weights than were made before it"
-                )
-            try:
-                policy = PolicyRef.model_validate(manifest.state.get("policy"))
-            except ValueError:
-                yield f"iteration {number}: the state of its manifest names no policy"
+            yield from self.iteration(number, policy)
+            with suppress(LedgerError, ValueError):  # said by the walk over the iteration
+                state = self.ledger.manifest(number).state
+                policy = PolicyRef.model_validate(state.get("policy"))
         yield from self._seals(committed)
+
+    def iteration(self, number: int, policy: PolicyRef) -> Iterator[str]:
+        """Yield what differs in one iteration.
+
+        Args:
+            number: Of the iteration.
+            policy: That was made before it.
+        """
+        key = Unrecorded(self.ledger.iteration(number).manifest_key)
+        try:
+            raw, manifest = files.read_json(self.storage, key), self.ledger.manifest(number)
+        except LedgerError as error:
+            yield str(error)
+            return
+        broken = False
+        for difference in (*self._listed(manifest), *self._earlier(manifest, number)):
+            broken = True
+            yield difference
+        other = manifest.policy_in.weights_digest != policy.weights_digest
+        if not broken:
+            yield from self._figures(number, manifest, raw, skip_policy=other)
+        if other:
+            yield (
+                f"iteration {number} starts from {manifest.policy_in.version} "
+                f"with other weights than were made before it"
+            )
 
     def _gap(self, committed: int) -> Iterator[str]:
         """Yield the manifests behind one that is missing."""
@@ -149,7 +159,9 @@ class RunCheck:
         return self._found[key]
 
     def _rows(self, key: str) -> int | None:
-        return files.count_rows(self.storage, key) if key.endswith(".parquet") else None
+        if key.endswith(".parquet") and key not in self._counted:
+            self._counted[key] = files.count_rows(self.storage, key)
+        return self._counted.get(key)
 
     def _listed(self, manifest: Manifest) -> Iterator[str]:
         """Compare the files of an iteration with those that its manifest lists."""
@@ -288,4 +300,5 @@ def _compare(of: str, name: str, built: Any, stated: Any) -> Iterator[str]:
 
 def _is_same(one: Any, other: Any) -> bool:
     """Compare JSON values with their types: 1, 1.0 and true differ."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    was, now = leaves(one), leaves(other)
+    return was == now and all(type(was[path]) is type(now[path]) for path in was)

@@ -245,6 +245,18 @@ def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api
     assert len(pooled.waiting()) == 24, "16 attempts, and 8 of the retry"
     pooled.finish()
     assert len(pooled.waiting()) == 24
+    assert states(api, pooled)[name] == "COMPLETED"
+    api.post(f"/flow_runs/{shard['id']}/set_state", state=scheduled, force=True)
+
+    def shown() -> dict[str, Any]:
+        (found,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
+        return found["state"]
+
+    wait_until(
+        lambda: (shown()["message"] or "").startswith("kept as it was: shard"), "not refused"
+    )
+    assert shown()["type"] == "COMPLETED"
+    assert len(pooled.waiting()) == 24
 
 
 def test_shards_of_a_run_that_was_killed_stop_and_their_results_are_unused(
