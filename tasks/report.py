@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.utilities.urls import url_for
 
+from agl_core.ledger.files import hashed
 from agl_core.ledger.manifest import Manifest, RewardSummary
 from agl_core.runner.failed import FailedRollout
 from agl_core.runner.shard import Shard
@@ -25,7 +26,7 @@ async def report(ref: IterationRef) -> None:
     """Show an iteration's manifest as a page of the run."""
     await acreate_markdown_artifact(
         key=f"{ref.run_id}-iterations",
-        markdown=iteration_report(read_manifest(ref.open()), ref.ledger),
+        markdown=iteration_report(read_manifest(ref.open()), ref.ledger, manifest_sha256(ref)),
         description=f"iteration {ref.iteration}",
     )
 
@@ -83,8 +84,20 @@ def _cell(text: str) -> str:
     return f"`{line[:_MAX_CELL]}...`" if len(line) > _MAX_CELL else f"`{line}`"
 
 
-def iteration_report(manifest: Manifest, ledger: str) -> str:
-    """Return an iteration's summary as markdown."""
+def manifest_sha256(ref: IterationRef) -> str:
+    """Return the sha256 of an iteration's manifest."""
+    iteration = ref.open()
+    return hashed(iteration.storage, iteration.manifest_key).sha256
+
+
+def iteration_report(manifest: Manifest, ledger: str, sha256: str = "") -> str:
+    """Return an iteration's summary as markdown.
+
+    Args:
+        manifest: Of the iteration.
+        ledger: Where it lies.
+        sha256: Of the manifest's file.
+    """
     version_out = manifest.policy_out.version if manifest.policy_out else "none"
     folder = f"{ledger}/runs/{manifest.run_id}/iterations/{manifest.iteration:06d}"
     lines = [
@@ -119,6 +132,7 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         "",
         "## Record",
         f"- manifest: `{folder}/manifest.json`",
+        *([f"- sha256 of the manifest: `{sha256}`"] if sha256 else []),
         f"- content digest: `{manifest.content_digest}`",
         *(f"- changed since the run began: {difference}" for difference in manifest.changed),
         f"- {len(manifest.files)} files, "

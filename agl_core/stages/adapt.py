@@ -20,6 +20,7 @@ from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from agl_core.trajectory.credit import shuffle_rewards
 from agl_core.trajectory.failed import failed_groups, rewarded_outcomes
 from agl_core.trajectory.vocabulary import find_end_ids, find_vocabulary
+from agl_core.types.training import FileRef
 
 
 def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
@@ -33,11 +34,11 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
         return record
     progress.report(progress.StageStarted(iteration.iteration, "adapt"))
     collected = iteration.finished("collect")
-    outcomes = files.read_table(iteration.storage, collected.file("outcomes").key, OUTCOMES)
-    groups = RolloutSet(iteration, TRAIN_SET).read_requests(["index", "group"])
+    outcomes = files.read_table(iteration.storage, collected.file("outcomes"), OUTCOMES)
+    groups = RolloutSet.recorded(iteration, TRAIN_SET).read_requests(["index", "group"])
     failures = run.config.failures
     rewarded = rewarded_outcomes(outcomes, failures)
-    triplets = _read_triplets(iteration, collected.file("spans").key, rewarded, groups)
+    triplets = _read_triplets(iteration, collected.file("spans"), rewarded, groups)
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + iteration.iteration)
     settings = run.algorithm.batch_settings
@@ -64,12 +65,12 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
 
 
 def _read_triplets(
-    iteration: IterationLedger, spans_key: str, outcomes: pa.Table, groups: pa.Table
+    iteration: IterationLedger, spans_file: FileRef, outcomes: pa.Table, groups: pa.Table
 ) -> pa.Table:
     """Adapt the spans one flush at a time (a rollout's spans are never split between two)."""
     parts = [
         spans_to_triplets(spans, outcomes, groups)
-        for spans in files.iter_tables(iteration.storage, spans_key, SPANS)
+        for spans in files.iter_tables(iteration.storage, spans_file, SPANS)
     ]
     merged = pa.concat_tables([TRIPLETS.empty_table(), *parts])
     return merged.sort_by([("index", "ascending"), ("call_index", "ascending")])
