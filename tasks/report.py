@@ -11,7 +11,7 @@ from agl_core.ledger.manifest import Manifest, RewardSummary
 from agl_core.runner.failed import FailedRollout
 from agl_core.runner.shard import Shard
 from agl_core.stages.commit import read_manifest
-from agl_core.types.outcome import Coverage, FailureKind
+from agl_core.types.outcome import CallCoverage, Coverage, FailureKind, TokenCoverage
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
 
@@ -179,17 +179,19 @@ def _coverage_row(coverage: Coverage) -> str:
     return f"| {' | '.join(map(str, counts))} |"
 
 
+def _sampled_line(what: str, found: CallCoverage | TokenCoverage) -> str:
+    dropped = "".join(f", {count} {reason}" for reason, count in found.dropped.items())
+    kept = f"{found.trained} trained, {found.masked} masked"
+    return f"- {what}: {found.sampled} sampled, {kept}{dropped}"
+
+
 def _token_lines(manifest: Manifest) -> list[str]:
-    """Say what became of the sampled tokens, and how often trajectories broke off."""
+    """Say what became of the sampled calls and tokens, and how often trajectories broke off."""
+    lines = [_sampled_line("model calls", manifest.calls)] if manifest.calls else []
     if manifest.tokens is None:
-        return []
-    tokens = manifest.tokens
-    dropped = "".join(f", {count} {reason}" for reason, count in tokens.dropped.items())
+        return lines
     breaks = ", ".join(f"{count} {kind}" for kind, count in manifest.breaks.items() if count)
-    return [
-        f"- tokens: {tokens.sampled} sampled, {tokens.trained} trained, {tokens.masked} masked"
-        f"{dropped}; breaks: {breaks or 'none'}"
-    ]
+    return [*lines, f"{_sampled_line('tokens', manifest.tokens)}; breaks: {breaks or 'none'}"]
 
 
 def _reward_row(label: str, summary: RewardSummary) -> str:

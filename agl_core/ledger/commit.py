@@ -113,7 +113,7 @@ def build_manifest(
         LedgerError: A rollout is unaccounted for, or a stage states something else than its files
             say.
     """
-    coverage, rows = _checked_coverage(iteration, stages, run.config.pass_reward)
+    coverage, rows, calls = _checked_coverage(iteration, stages, run.config.pass_reward)
     if coverage.unknown:
         raise LedgerError(
             f"iteration {iteration.iteration}: {coverage.unknown} rollouts are unaccounted for: "
@@ -133,6 +133,7 @@ def build_manifest(
         state=state,
         coverage=coverage,
         rows=rows,
+        calls=calls,
         tokens=stages["adapt"].values.get("tokens"),
         breaks=stages["adapt"].values.get("breaks", {}),
         rewards=RewardSummary.model_validate(stages["collect"].values["rewards"]),
@@ -168,7 +169,7 @@ def _checked_coverage(
     adapted = stages["adapt"]
     before, after = recount(iteration, stages["collect"], adapted, stages["update"], pass_reward)
     for name, counted in before._asdict().items():
-        if type(counted).model_validate(adapted.values[name]) != counted:
+        if counted is not None and type(counted).model_validate(adapted.values[name]) != counted:
             raise LedgerError(
                 f"iteration {iteration.iteration}: stage adapt states {name} "
                 f"{adapted.values[name]}, the records say {counted}"

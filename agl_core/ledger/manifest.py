@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.types.outcome import Coverage, RowCoverage, TokenCoverage
+from agl_core.types.outcome import CallCoverage, Coverage, RowCoverage, TokenCoverage
 from agl_core.types.training import FileRef, PolicyRef
 
 
@@ -81,6 +81,9 @@ class Manifest(BaseModel):
     """The algorithm's state after this iteration; the next one starts from it."""
     coverage: Coverage
     rows: RowCoverage
+    calls: CallCoverage | None = None
+    """Model calls of the training rollouts that ended with a reward; None in manifests of before
+    they were counted."""
     tokens: TokenCoverage | None = None
     """Of the training rollouts; None in manifests of before it was counted."""
     breaks: dict[str, int] = {}

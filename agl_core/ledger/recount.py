@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agl_core.adapter.columns import CALL_COLUMNS, count_sampled_calls
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.manifest import RewardSummary
@@ -22,14 +23,26 @@ from agl_core.ledger.tables import (
     BATCH_ROWS,
     BREAKS,
     OUTCOMES,
+    SPANS,
     TRIPLETS,
     UPDATE_METRICS,
     UPDATE_ROWS,
 )
 from agl_core.trajectory.breaks import count_breaks
-from agl_core.trajectory.coverage import rollout_coverage, row_coverage, summarise_rewards
+from agl_core.trajectory.coverage import (
+    call_coverage,
+    rollout_coverage,
+    row_coverage,
+    summarise_rewards,
+)
 from agl_core.trajectory.tokens import recount_tokens
-from agl_core.types.outcome import Coverage, DropReason, RowCoverage, TokenCoverage
+from agl_core.types.outcome import (
+    CallCoverage,
+    Coverage,
+    DropReason,
+    RowCoverage,
+    TokenCoverage,
+)
 from agl_core.types.training import FileRef, PolicyRef, Proposal
 
 _END = ["index", "attempt_id", "kind", "reward"]
@@ -37,10 +50,12 @@ _END = ["index", "attempt_id", "kind", "reward"]
 
 
 class Recount(NamedTuple):
-    """What became of an iteration's rollouts and rows."""
+    """What became of an iteration's rollouts, rows and model calls."""
 
     coverage: Coverage
     rows: RowCoverage
+    calls: CallCoverage | None
+    """None in an iteration of before they were counted."""
 
 
 def recount(
@@ -66,11 +81,21 @@ def recount(
     """
     expected, outcomes = check_collected(iteration, collected, pass_reward)
     columns = ["row", "index", "response_mask", "drop_reason"]
+    counts_calls = "calls" in adapted.values
+    columns += ["num_calls"] if counts_calls else []
     built = files.read_table(iteration.storage, adapted.file("batch"), BATCH_ROWS, columns)
     left = _without_dropped(iteration.storage, built, updated)
+    num_sampled = 0
+    if counts_calls:
+        spans = files.read_table(iteration.storage, collected.file("spans"), SPANS, CALL_COLUMNS)
+        num_sampled = count_sampled_calls(spans, outcomes, pc.unique(built["index"]))
     try:
         before, after = (
-            Recount(rollout_coverage(expected, outcomes, rows), row_coverage(rows))
+            Recount(
+                rollout_coverage(expected, outcomes, rows),
+                row_coverage(rows),
+                call_coverage(num_sampled, rows) if counts_calls else None,
+            )
             for rows in (built, left)
         )
     except ValueError as error:

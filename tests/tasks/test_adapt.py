@@ -70,6 +70,19 @@ def forgets(task: dict[str, Any], llm: LLM) -> float:
     return 1.0
 
 
+def streams(task: dict[str, Any], llm: LLM) -> float:
+    """Two calls, both streamed."""
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    with OpenAI(base_url=llm.get_base_url(), api_key=llm.api_key, max_retries=0) as client:
+        for _ in range(2):
+            chunks = client.chat.completions.create(
+                model=llm.model, messages=messages, stream=True, **llm.sampling_parameters
+            )
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "?"}]
+    return 1.0
+
+
 @pytest.fixture
 def server() -> Iterator[ScriptedModelServer]:
     with ScriptedModelServer(weights_digest=POLICY.weights_digest) as running:
@@ -181,6 +194,7 @@ async def test_the_turns_of_each_agent_become_one_row(server, tmp_path):
         "masked": 0,
         "dropped": {},
     }
+    assert values["calls"] == {"sampled": 16, "trained": 16, "masked": 0, "dropped": {}}
     assert values["coverage"]["trained"] == 4
     assert values["breaks"] == {"branch": 0, "template": 0, "retokenised": 0, "other": 4}
 
@@ -219,3 +233,24 @@ async def test_the_stage_says_what_it_dropped(server, tmp_path):
         "masked": 0,
         "dropped": {"group_too_small": 24, "prompt_too_long": 104},
     }
+
+
+async def test_a_call_without_whole_token_ids_beside_whole_ones_is_counted(
+    server, tmp_path, caplog: pytest.LogCaptureFixture
+):
+    seen: list[object] = []
+
+    def lose_one(events: list[Any]) -> list[Any]:
+        seen.append(events)
+        return events[:3] + events[4:] if len(seen) % 2 else events
+
+    server.edit_events = lose_one
+    adapted = await adapt_rollouts(streams, server, tmp_path)
+    assert [row["num_calls"] for row in adapted.rows] == [1] * 4
+    assert adapted.record.values["calls"] == {
+        "sampled": 8,
+        "trained": 4,
+        "masked": 0,
+        "dropped": {"no_token_ids": 4},
+    }
+    assert "4 of 8 model calls came without whole token ids or log-probs" in caplog.text
