@@ -35,10 +35,10 @@ def test_a_newer_version_is_refused(storage: Storage):
 
 
 def test_a_table_says_which_version_it_was_written_with(storage: Storage):
-    old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"1"})
+    old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"2"})
     kept = {
-        1: files.put_table(storage, "old.parquet", TRIPLETS.empty_table().cast(old)),
-        2: files.put_table(storage, "new.parquet", TRIPLETS.empty_table()),
+        2: files.put_table(storage, "old.parquet", TRIPLETS.empty_table().cast(old)),
+        3: files.put_table(storage, "new.parquet", TRIPLETS.empty_table()),
     }
     for version, ref in kept.items():
         with files.open_table(storage, ref, TRIPLETS) as table:
