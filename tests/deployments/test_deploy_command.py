@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -127,7 +128,8 @@ def test_publishing_names_the_deployments_that_start_a_run(api: Api, folder: Pat
     assert set(rows(deploy(folder, *off)).values()) == {"unchanged"}
     assert nobody % "sums" in publish("sums", tmp_path).stderr
     rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
-    assert "is started by training-run/nightly-sums" in publish("sums", tmp_path).stderr
+    said = publish("sums", tmp_path, "2 + 2")
+    assert "is started by training-run/nightly-sums" in said.stderr
     deadline = time.monotonic() + 30
     while not api.post("/events/filter", filter={"event": {"name": ["agl.dataset.published"]}})[
         "events"
@@ -136,8 +138,25 @@ def test_publishing_names_the_deployments_that_start_a_run(api: Api, folder: Pat
         time.sleep(0.2)
 
 
-def publish(name: str, folder: Path) -> Result:
-    (folder / "rows.jsonl").write_text('{"question": "1 + 1"}\n')
+def test_rows_that_a_deployment_has_a_run_on_start_no_second_one(
+    api: Api, folder: Path, tmp_path: Path
+):
+    api.remove_automations()
+    rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
+    uri = publish("sums", tmp_path, "3 + 3").stdout.strip()
+    (deployment,) = [d for d in api.post("/deployments/filter") if d["name"] == "nightly-sums"]
+    moved = f"s3://elsewhere/{uri.removeprefix(str(tmp_path))}"
+    made = {"name": "first", "parameters": {"train_data": moved, "config": {}}}
+    path = f"/deployments/{deployment['id']}/create_flow_run"
+    api.post(path, **made, enforce_parameter_schema=False)
+    said = publish("sums", tmp_path, "3 + 3")
+    assert "published before and have a run of training-run/nightly-sums (flow run" in said.stderr
+    assert "nothing is started" in said.stderr
+    assert "is started by" in publish("sums", tmp_path, "4 + 4").stderr
+
+
+def publish(name: str, folder: Path, question: str = "1 + 1") -> Result:
+    (folder / "rows.jsonl").write_text(json.dumps({"question": question}) + "\n")
     arguments = [name, str(folder / "rows.jsonl"), "--ledger", str(folder / "ledger")]
     return CliRunner().invoke(app, ["dataset", "publish", *arguments])
 

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from agl_core.config import RolloutSettings, RunConfig
 from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.verify import verify_run
@@ -169,7 +170,7 @@ def shard_processes(campaign: Campaign) -> list[int]:
     storage = campaign.ledger.storage
     prefix = campaign.ledger.starts.signs_prefix
     keys = [key for key in storage.list(prefix) if key.endswith(".alive.json")]
-    return sorted({files.read_json(storage, key)["pid"] for key in keys})
+    return sorted({files.read_json(storage, Unrecorded(key))["pid"] for key in keys})
 
 
 def lives(pid: int) -> bool:
@@ -231,7 +232,7 @@ def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api
         run.kill()
     name = f"{pooled.config.run_id}-000000-train-0001"
     sign = pooled.ledger.starts.shard_key(1, "000000-train-0001", "alive")
-    os.kill(files.read_json(pooled.ledger.storage, sign)["pid"], signal.SIGKILL)
+    os.kill(files.read_json(pooled.ledger.storage, Unrecorded(sign))["pid"], signal.SIGKILL)
     wait_until(lambda: states(api, pooled)[name] == "CRASHED", "not seen by its worker")
     pooled.open_gate()
     (shard,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
@@ -243,6 +244,18 @@ def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api
     assert set(pooled.rollouts.deciding_claims().values()) == {second.number, retry.number}
     assert len(pooled.waiting()) == 24, "16 attempts, and 8 of the retry"
     pooled.finish()
+    assert len(pooled.waiting()) == 24
+    assert states(api, pooled)[name] == "COMPLETED"
+    api.post(f"/flow_runs/{shard['id']}/set_state", state=scheduled, force=True)
+
+    def shown() -> dict[str, Any]:
+        (found,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
+        return found["state"]
+
+    wait_until(
+        lambda: (shown()["message"] or "").startswith("kept as it was: shard"), "not refused"
+    )
+    assert shown()["type"] == "COMPLETED"
     assert len(pooled.waiting()) == 24
 
 

@@ -207,10 +207,7 @@ def make_answer(rng: random.Random, path: str, *, stream: bool) -> bytes:
     status, headers = 200, [b"content-type: " + media_type]
     body = b"".join(events_of(kind)) if stream else orjson.dumps(whole(kind))
     if rng.random() < 0.75:
-        if stream:
-            body = spoil_events(rng, events_of(kind))
-        else:
-            body = spoil_json(rng, body)
+        body = spoil_events(rng, events_of(kind)) if stream else spoil_json(rng, body)
     else:
         match rng.randrange(5):
             case 0:
