@@ -18,7 +18,11 @@ _SILENT = "its runner gave no sign of life any more"
 
 
 def judge_stored(
-    tried: TriedRollout, rollout: Rollout, attempt: Attempt | None, spans: list[Span]
+    tried: TriedRollout,
+    rollout: Rollout,
+    attempt: Attempt | None,
+    spans: list[Span],
+    vocabulary_size: int | None = None,
 ) -> JudgedAttempt:
     """Return the outcome of a store's rollout that has ended, and its spans.
 
@@ -27,6 +31,7 @@ def judge_stored(
         rollout: As the store has it.
         attempt: Its last one; None where nobody took it.
         spans: All of that attempt.
+        vocabulary_size: Of the policy, where it is known.
     """
     started = attempt.start_time if attempt is not None else rollout.start_time
     ended = rollout.end_time if rollout.end_time is not None else started
@@ -36,6 +41,7 @@ def judge_stored(
         [as_recorded(span, tried.rollout_id) for span in spans],
         started,
         max(0.0, ended - started),
+        vocabulary_size,
     )
 
 

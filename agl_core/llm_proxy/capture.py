@@ -6,7 +6,6 @@ log-prob of each token in `choices[].logprobs.content[].logprob`.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import orjson
 
 from agl_core import sampling, semconv
 from agl_core.llm_proxy.answer_shape import count_of
+from agl_core.token_check import find_impossible_id, find_impossible_logprob
 from agl_core.types.training import PolicyRef
 
 JsonObject = dict[str, Any]
@@ -129,11 +129,13 @@ def find_defect(attributes: Mapping[str, Any]) -> str | None:
     """Return why a recorded call cannot be trained on, or None.
 
     Args:
-        attributes: Those of `response_attributes`. The invariant, for each choice: one finite
-            log-prob for each response token id.
+        attributes: Those of `response_attributes`. The invariant, for each choice: one possible
+            log-prob for each response token id, and ids that can be tokens.
     """
     if not attributes.get(semconv.PROMPT_TOKEN_IDS):
         return NO_TOKEN_IDS
+    if reason := find_impossible_id(attributes[semconv.PROMPT_TOKEN_IDS]):
+        return f"prompt token ids: {reason}"
     num_choices = len(attributes.get(semconv.FINISH_REASONS, ("",)))
     for index in range(num_choices):
         response_ids = attributes.get(choice_attribute(semconv.RESPONSE_TOKEN_IDS, index))
@@ -150,9 +152,9 @@ def _find_choice_defect(response_ids: list[int] | None, logprobs: list[float] | 
         return "no log-probs in the answer"
     if len(logprobs) != len(response_ids):
         return f"{len(response_ids)} response token ids but {len(logprobs)} log-probs"
-    if not all(map(math.isfinite, logprobs)):
-        return "a log-prob is not finite"
-    return None
+    if reason := find_impossible_id(response_ids):
+        return f"response token ids: {reason}"
+    return find_impossible_logprob(logprobs)
 
 
 def _token_ids(ids: Any) -> list[int] | None:
