@@ -272,6 +272,22 @@ def check_answer(path: str, answer: dict[str, Any]) -> None:
         assert isinstance(message.get("content"), str | None)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_finish_reason_that_is_no_text_is_told(path, stream):
+    answer = whole("text")
+    answer["choices"][0]["finish_reason"] = {"type": "stop"}
+    body = b"".join(to_events(answer)) if stream else orjson.dumps(answer)
+    media_type = b"text/event-stream" if stream else b"application/json"
+    with answering() as (server, client, trace):
+        server.answer = b"HTTP/1.1 200 OK\r\ncontent-type: " + media_type + b"\r\n\r\n" + body
+        response = client.post(f"/{path}", json={"model": "m", "stream": stream, **ASKS[path]})
+        span = trace.spans()[-1]
+    assert response.status_code == (200 if stream else 502)
+    assert "finish_reason" in (span.status.description if stream else response.text)
+    assert not span.status.is_ok
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_malformed_answers_are_told_in_a_sentence_and_never_fail_the_proxy(part, caplog):
     with answering() as setup, caplog.at_level(logging.ERROR):

@@ -173,6 +173,14 @@ async def test_a_call_that_other_weights_served_fails_its_rollout_alone(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+async def test_tokens_beyond_the_policys_vocabulary_fail_their_rollout(tmp_path: Path, server):
+    found = FaultySet(open_run(tmp_path, "run").iteration(0), "train")
+    found.write_requests(make_requests(1), POLICY, {"max_tokens": 4}, vocabulary_size=50)
+    found.claim([0])
+    await run_all(shard := make_shard(found, server, ask_once))
+    assert shard.kinds() == {"no_trace": 1}
+
+
 async def test_an_agent_that_exits_fails_its_rollout_alone(
     rollouts: FaultySet, server: ScriptedModelServer, is_async: bool
 ):
