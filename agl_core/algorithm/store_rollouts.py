@@ -159,7 +159,8 @@ class StoreRollouts:
         spans: list[Span] = []
         if attempt is not None:
             spans += await self._store.query_spans(rollout.rollout_id, attempt.attempt_id)
-        judged = judge_stored(self._tried(index, number, rollout), rollout, attempt, spans)
+        tried = self._tried(index, number, rollout)
+        judged = judge_stored(tried, rollout, attempt, spans, self._run.config.failures)
         self._attempts[index].append(judged)
         outcome = judged.outcome
         delay = self._delay(outcome)

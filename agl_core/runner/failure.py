@@ -1,28 +1,15 @@
-"""Which failure kind an agent's exception is.
+"""Which failure kind an agent's exception is, and how it is put down.
 
-The question behind it: may another try get it right? Errors of the model server, the proxy or the
-network are `infra_error`; everything else an agent raises is its own. Client libraries are
-recognised by the names of their classes, so that none needs to be imported for it.
+The question behind the kind: may another try get it right? Failures of the model server, the proxy,
+the network or this host are `infra_error` (`agl_core.runner.infrastructure`); everything else that
+an agent raises is its own.
 """
 
 import traceback
 from collections.abc import Iterator
 
+from agl_core.runner.infrastructure import is_infrastructure
 from agl_core.types.outcome import FailureKind
-
-_RETRIABLE_STATUS = frozenset({408, 409, 429})
-_CONNECTION_CLASSES = {
-    "openai": frozenset({"APIConnectionError"}),  # APITimeoutError is one
-    "anthropic": frozenset({"APIConnectionError"}),
-    "httpx": frozenset({"TransportError"}),
-    "httpx2": frozenset({"TransportError"}),  # what openai 3 is built on
-}
-_STATUS_CLASSES = {
-    "openai": "APIStatusError",
-    "anthropic": "APIStatusError",
-    "httpx": "HTTPStatusError",
-    "httpx2": "HTTPStatusError",
-}
 
 
 def classify_exception(error: Exception) -> FailureKind:
@@ -34,7 +21,7 @@ def classify_exception(error: Exception) -> FailureKind:
     if isinstance(error, ExceptionGroup):
         kinds = {classify_exception(member) for member in error.exceptions}
         return kinds.pop() if len(kinds) == 1 else FailureKind.AGENT_ERROR
-    if any(_is_infrastructure(link) for link in _causes(error)):
+    if any(is_infrastructure(link) for link in _causes(error)):
         return FailureKind.INFRA_ERROR
     return FailureKind.AGENT_ERROR
 
@@ -62,29 +49,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__
-
-
-def _is_infrastructure(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError):  # also UpstreamError and TransientError
-        return True
-    for cls in type(error).__mro__:
-        package = cls.__module__.partition(".")[0]
-        if cls.__name__ in _CONNECTION_CLASSES.get(package, ()):
-            return True
-        if cls.__name__ == _STATUS_CLASSES.get(package):
-            return _is_retriable_status(error)
-    return _is_broken_stream(error)
-
-
-def _is_broken_stream(error: BaseException) -> bool:
-    """Say whether openai raised this for an error event of the server, as the proxy sends it."""
-    cls = type(error)
-    is_event = cls.__name__ == "APIError" and cls.__module__.partition(".")[0] == "openai"
-    return is_event and getattr(error, "type", None) == "server_error"
-
-
-def _is_retriable_status(error: BaseException) -> bool:
-    """Judge by the HTTP status: the server failed (5xx), or asks to come again."""
-    response = getattr(error, "response", None)
-    status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
-    return isinstance(status, int) and (status >= 500 or status in _RETRIABLE_STATUS)

@@ -21,6 +21,7 @@ from agl_core.litagent.litagent import LitAgent
 from agl_core.runner.execution import (
     DeadlineExceeded,
     LeakCounter,
+    call_contained,
     run_coroutine,
     run_in_thread,
 )
@@ -189,31 +190,55 @@ async def run_agent(
     """
     try:
         if is_async:
-            returned = await run_coroutine(call(), timeout_seconds, leaks)
+            value = await run_coroutine(call(), timeout_seconds, leaks)
         else:
-            returned = await run_in_thread(call, timeout_seconds, leaks)
-        returned = read_returned(returned)
-        reward = final_reward(returned.reward, [*trace.spans(), *returned.spans])
+            value = await run_in_thread(call, timeout_seconds, leaks)
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
-        return Ending(  # nobody cancelled this: it came out of the agent
-            FailureKind.AGENT_ERROR,
-            message=describe_exception(error),
-            traceback=format_traceback(error),
-            error=error,
-        )
+        return _raised(error, FailureKind.AGENT_ERROR)  # not cancelled: it came out of the agent
     except DeadlineExceeded:
         message = f"the agent did not return within {timeout_seconds:g} s"
         return Ending(FailureKind.TIMEOUT, message, error=TimeoutError(message))
     except Exception as error:  # noqa: BLE001 - whatever an agent raises becomes its outcome
-        return Ending(
-            classify_exception(error),
-            message=describe_exception(error),
-            traceback=format_traceback(error),
-            error=error,
-        )
+        return _raised(error, classify_exception(error))
+    return _returned(value, trace)
+
+
+def run_sync_agent(call: Callable[[], Any], trace: AttemptTrace) -> Ending:
+    """Run a sync agent in the calling thread, without a deadline, as `run_agent` otherwise does.
+
+    Args:
+        call: Calls the agent.
+        trace: Of the attempt.
+    """
+    try:
+        value = call_contained(call)
+    except asyncio.CancelledError as error:
+        return _raised(error, FailureKind.AGENT_ERROR)
+    except Exception as error:  # noqa: BLE001 - whatever an agent raises becomes its outcome
+        return _raised(error, classify_exception(error))
+    return _returned(value, trace)
+
+
+def _returned(value: Any, trace: AttemptTrace) -> Ending:
+    """Return the ending of an agent that returned, and record the reward that it gave."""
+    try:
+        returned = read_returned(value)
+        reward = final_reward(returned.reward, [*trace.spans(), *returned.spans])
+    except (TypeError, ValueError) as error:
+        return _raised(error, FailureKind.AGENT_ERROR)
     if returned.reward is not None:
         emit_reward(returned.reward)
     return Ending(FailureKind.SUCCEEDED, reward=reward, returned=returned)
+
+
+def _raised(error: BaseException, kind: FailureKind) -> Ending:
+    """Return the ending of an agent that raised."""
+    return Ending(
+        kind,
+        message=describe_exception(error),
+        traceback=format_traceback(error),
+        error=error,
+    )
