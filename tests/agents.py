@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -153,6 +154,20 @@ async def ends_in_the_loop(task: dict[str, Any], llm: LLM) -> float:
     return ends_its_process(task, llm)
 
 
+def verifies_with_an_alarm(task: dict[str, Any], llm: LLM) -> float:
+    """Checks its answer under a `signal.alarm`, as math verifiers do."""
+    _ask(task, llm)
+    emit_annotation({"pid": os.getpid()})
+    previous = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(1 if task["ends"] == "left behind" else 60)
+    if task["ends"] == "in a loop of its own":
+        asyncio.run(asyncio.sleep(0))
+    if task["ends"] != "left behind":
+        signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+    return 1.0
+
+
 __all__ = [
     "asks_once",
     "calculator",
@@ -165,4 +180,5 @@ __all__ = [
     "fails_mostly",
     "fails_on_last_sample",
     "gives_no_reward_on_last_sample",
+    "verifies_with_an_alarm",
 ]

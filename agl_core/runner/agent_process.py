@@ -12,11 +12,11 @@ A line of JSON each way, over the socket FD::
     <- {"end": ...}                           how the agent ended
 
 The agent runs in the main thread, sync or async, so `signal.alarm` and other signal handlers work.
-The process ends when the socket does, and never ends an attempt itself: at the deadline it is killed.
+The process ends when the socket does. It never ends an attempt itself: at the deadline it is
+killed.
 """
 
 import asyncio
-import functools
 import json
 import logging
 import os
@@ -95,11 +95,10 @@ def _run(agent: LitAgent[Any], task: dict[str, Any], line: _Line) -> Ending:
     with tracer.attempt(rollout.rollout_id, rollout.attempt.attempt_id) as trace:
         line.send(root_id=trace.root.get_span_context().span_id)
         trace.on_end(_SpanSender(trace, line).send_new)
-        call = functools.partial(agent.call, resources, rollout)
         if agent.is_async():
-            ending = asyncio.run(run_agent(True, call, trace, None, LeakCounter()))
+            ending = asyncio.run(run_agent(agent, rollout, resources, trace, None, LeakCounter()))
         else:
-            ending = run_sync_agent(call, trace)
+            ending = run_sync_agent(agent, rollout, resources, trace)
         signal.alarm(0)  # one that the agent left behind must not reach the next attempt
         trace.on_end(lambda: None)  # the root span stays here
     return ending

@@ -5,14 +5,24 @@ the network or this host are `infra_error` (`agl_core.runner.infrastructure`); e
 an agent raises is its own.
 """
 
+import inspect
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from agl_core.runner.infrastructure import is_infrastructure
 from agl_core.types.outcome import FailureKind
 
+_OUR_FOLDER = f"{Path(__file__).parent.parent}{os.sep}"
+_LIBRARY_FOLDERS = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
-def classify_exception(error: Exception) -> FailureKind:
+
+def classify_exception(error: BaseException) -> FailureKind:
     """Return `infra_error` or `agent_error` for what an agent raised.
 
     An explicit cause (`raise X from error`) decides for a wrapper; a group is an infrastructure
@@ -30,6 +40,44 @@ def describe_exception(error: BaseException) -> str:
     """Return one line: type and message."""
     message = " ".join(str(error).split())
     return _storable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def locate_exception(error: BaseException) -> str:
+    """Return where the agent's own code raised: `file.py:12 in function`; empty if unknown.
+
+    That is the innermost line which is neither ours nor of an installed package; if there is none,
+    the agent's own first line.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(_origin(error).__traceback__)
+        if not frame.filename.startswith((_OUR_FOLDER, "<"))
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    frame = own[-1] if own else frames[0] if frames else None
+    if frame is None:
+        return ""
+    return _storable(f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}")
+
+
+def locate_function(function: Any) -> str:
+    """Return where a function is defined: `file.py:12 in function`; empty if unknown."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ""
+    return _storable(f"{short_path(code.co_filename)}:{code.co_firstlineno} in {code.co_name}")
+
+
+def short_path(path: str) -> str:
+    """Return a path as seen from the working directory, if it is below that."""
+    here = f"{Path.cwd()}{os.sep}"
+    return path.removeprefix(here)
+
+
+def _origin(error: BaseException) -> BaseException:
+    """Return what the agent raised, where we raised something in its place."""
+    cause = error.__cause__
+    return cause if cause is not None and not isinstance(cause, Exception) else error
 
 
 def format_traceback(error: BaseException) -> str:

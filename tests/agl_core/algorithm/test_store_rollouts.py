@@ -107,7 +107,7 @@ async def test_what_runners_do_becomes_outcomes_and_spans(store, server, tmp_pat
     ]
     assert one.rollouts.unfinished() == []
     outcomes = one.rollouts.outcomes().to_pylist()
-    assert outcomes[1]["message"] == "RuntimeError: broken"
+    assert outcomes[1]["message"].startswith("RuntimeError: broken (")
     assert "no model call was recorded" in outcomes[2]["message"]
     assert [row["num_calls"] for row in outcomes] == [1, 0, 0, 1]
     spans = pa.concat_tables(one.rollouts.iter_spans())

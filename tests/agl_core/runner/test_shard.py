@@ -186,7 +186,7 @@ async def test_an_agent_that_exits_fails_its_rollout_alone(
     async with shard.serving():
         outcome = await shard.run_attempt(0, attempt=1)
     assert outcome.kind is FailureKind.AGENT_ERROR
-    assert outcome.message == "RuntimeError: the agent raised SystemExit: 3"
+    assert outcome.message.startswith("RuntimeError: the agent raised SystemExit: 3 (tests/")
     assert "in exits" in outcome.traceback
 
 
