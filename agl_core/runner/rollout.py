@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_core.emitter.reward import emit_reward, final_reward
 from agl_core.litagent.litagent import LitAgent
+from agl_core.runner.children import attempt_children
 from agl_core.runner.execution import (
     DeadlineExceeded,
     LeakCounter,
@@ -199,10 +200,15 @@ async def run_agent(
     """
     call = functools.partial(agent.call, resources, rollout)
     try:
-        if agent.is_async():
-            value = await run_coroutine(call(), timeout_seconds, leaks)
-        else:
-            value = await run_in_thread(call, timeout_seconds, leaks)
+        with attempt_children() as children:
+            try:
+                if agent.is_async():
+                    value = await run_coroutine(call(), timeout_seconds, leaks)
+                else:
+                    value = await run_in_thread(call, timeout_seconds, leaks)
+            except (asyncio.CancelledError, DeadlineExceeded):
+                children.give_up()
+                raise
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is None or current.cancelling():
@@ -232,7 +238,8 @@ def run_sync_agent(
     """
     call = functools.partial(agent.call, resources, rollout)
     try:
-        value = contextvars.copy_context().run(call_contained, call)
+        with attempt_children():  # at the deadline the whole process is killed
+            value = contextvars.copy_context().run(call_contained, call)
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - becomes its outcome
         return _raised(error)
     return _returned(value, trace, agent.source(rollout.mode))
