@@ -24,6 +24,7 @@ from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import find_late, verify_run
+from agl_core.lost_output import outlive_output
 from agl_core.preflight import prepare_run
 from agl_core.prepared import PreparedRun
 from agl_core.terminal import RunDisplay, iterations_table
@@ -382,6 +383,7 @@ def main() -> None:
     """Run the command; a mistake of the user gives one sentence and status 2, not a traceback."""
     _log_to_stderr()
     env_var.bypass_proxies()
+    outlive_output()
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:
         app()

@@ -10,7 +10,7 @@ from agl_core import semconv
 from agl_core.adapter.call_rewards import match_call_rewards
 from agl_core.errors import TraceError
 from agl_core.ledger.spans import TOKEN_COLUMNS
-from agl_core.ledger.tables import TRIPLETS
+from agl_core.ledger.tables import SPANS, TRIPLETS, column
 
 
 def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> pa.Table:
@@ -62,6 +62,8 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
             ),
             "policy_version": calls["policy_version"],
             "temperature": calls["temperature"],
+            "sampling": column(calls, "sampling", SPANS),
+            "max_tokens": column(calls, "max_tokens", SPANS),
             "finish_reason": calls["finish_reason"],
         },
         schema=TRIPLETS,

@@ -23,8 +23,11 @@ from agl_core.types.training import FileRef, PolicyRef
 _NEEDED = ("propose", "publish", "rollout", "collect", "adapt", "update", "export")
 """Stages of every iteration; the others are there only where something is validated."""
 _TRIPLET_COLUMNS = {
-    1: ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward"),
     2: ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward", "rewards"),
+    3: (
+        *("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward", "rewards"),
+        *("temperature", "sampling", "max_tokens"),
+    ),
 }
 """Columns in the content digest, by the version of the table that holds them."""
 _BATCH_COLUMNS = {

@@ -19,7 +19,7 @@ from agl_core.trajectory.breaks import count_breaks
 from agl_core.trajectory.coverage import rollout_coverage, row_coverage
 from agl_core.trajectory.credit import shuffle_rewards
 from agl_core.trajectory.failed import failed_groups, rewarded_outcomes
-from agl_core.trajectory.vocabulary import find_vocabulary
+from agl_core.trajectory.vocabulary import find_end_ids, find_vocabulary
 
 
 def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
@@ -44,8 +44,11 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
     vocabulary = None
     if settings.level == "trajectory":
         vocabulary = find_vocabulary(Path(run.algorithm.model_path).expanduser())
+    end_ids = frozenset[int]()
+    if settings.unfinished != "keep":
+        end_ids = find_end_ids(Path(run.algorithm.model_path).expanduser())
     lost = failed_groups(outcomes, groups, failures)
-    batch = build_batch(triplets, settings, vocabulary, failed_groups=lost)
+    batch = build_batch(triplets, settings, vocabulary, failed_groups=lost, end_ids=end_ids)
     coverage = rollout_coverage(len(groups), outcomes, batch.rows)
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)

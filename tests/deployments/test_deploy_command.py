@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 from click.testing import Result
+from prefect.settings import get_current_settings
 from typer.testing import CliRunner
 
 from agl_core.config import RunConfig
@@ -160,11 +161,44 @@ def test_what_was_switched_in_the_ui_stays(api: Api, folder: Path):
     rows(deploy(folder, "run.yaml", "--pool", "one"))
     (automation,) = automations(api, "agl-restart-training-runs")
     httpx.patch(f"{api.url}/automations/{automation['id']}", json={"enabled": False})
-    again = rows(deploy(folder, "run.yaml", "--pool", "one", "--heartbeat", "30"))
-    assert again["agl-killed-flow-runs"] == "updated: trigger"
+    again = rows(deploy(folder, "run.yaml", "--pool", "one", "--queue", "other"))
+    assert again["agl-restart-training-runs"] == "unchanged"
     (automation,) = automations(api, "agl-restart-training-runs")
     assert automation["enabled"] is False
     httpx.patch(f"{api.url}/automations/{automation['id']}", json={"enabled": True})
+
+
+def test_killed_flow_runs_are_marked_after_three_of_the_slowest_heartbeats(api: Api, folder: Path):
+    def within() -> float:
+        (automation,) = automations(api, "agl-killed-flow-runs")
+        return automation["trigger"]["within"]
+
+    slow = rows(deploy(folder, "run.yaml", "--pool", "one", "--heartbeat", "90"))
+    assert slow["agl-killed-flow-runs"] == "updated: trigger"
+    assert within() == 270
+    (folder / "other.yaml").write_text(
+        (folder / "run.yaml").read_text().replace("nightly-sums", "other-sums")
+    )
+    deploy(folder, "other.yaml", "--pool", "one")
+    assert within() == 270, "nightly-sums still sends every 90 s"
+    deploy(folder, "run.yaml", "--pool", "one")
+    assert within() == 180
+    deploy(folder, "run.yaml", "other.yaml", "--pool", "one", "--heartbeat", "30")
+    environments = [found["job_variables"]["env"] for found in api.post("/deployments/filter")]
+    slowest = max(int(env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) for env in environments)
+    assert within() == 3 * slowest
+    ours = get_current_settings().flows.heartbeat_frequency
+    assert ours is not None
+    assert 3 * ours <= 90, "`agl run`, which no deployment configures, is left alone too"
+
+
+def test_a_heartbeat_that_is_no_number_is_one_sentence(folder: Path):
+    deployments = Path("prefect.yaml").read_text().replace('FREQUENCY: "60"', 'FREQUENCY: "often"')
+    (folder / "prefect.yaml").write_text(deployments)
+    done = deploy(folder, "run.yaml")
+    (folder / "prefect.yaml").unlink()
+    assert isinstance(done.exception, ConfigError)
+    assert "FREQUENCY is 'often', not a whole number of seconds" in str(done.exception)
 
 
 def automations(api: Api, name: str) -> list[dict[str, Any]]:

@@ -5,7 +5,9 @@ The agents of these runs wait for a file, so that what happens to them happens w
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -17,6 +19,7 @@ from typing import Any
 import psutil
 import pyarrow.compute as pc
 import pytest
+from typer.testing import CliRunner
 
 from agl_core.config import RolloutSettings, RunConfig
 from agl_core.ledger import files
@@ -25,6 +28,7 @@ from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.verify import verify_run
 from agl_core.lifeline import ChildProcess, spawn
 from agl_core.serving.launch import ModelServer
+from deployments.cli import app
 from deployments.server import SERVER_SETTINGS, free_port
 from tests.conftest import small_run
 from tests.e2e.deployed import Api, deployed, start_worker
@@ -297,6 +301,80 @@ def test_a_shard_whose_worker_died_with_it_is_replaced(
     ]
     assert len(messages) == 2
     assert all("given up and replaced: process" in message for message in messages)
+
+
+def test_a_shard_whose_worker_died_before_it_began_is_replaced(
+    campaign: Campaign, api: Api, prefect_api: str, tmp_path: Path
+):
+    """Prefect leaves its run Pending, and no other worker takes it."""
+    pool = f"pool-{uuid.uuid4().hex[:6]}"
+    env = os.environ | {"PREFECT_API_URL": prefect_api, "PREFECT_WORKER_HEARTBEAT_SECONDS": "1"}
+    deploy_to(pool)
+    rollout = campaign.config.rollout.model_copy(
+        update={"deployment": "rollout-shard/rollout-shard"}
+    )
+    campaign.config = campaign.config.model_copy(update={"rollout": rollout})
+    campaign.open_gate()
+    run_id = campaign.config.run_id
+
+    def taken() -> bool:
+        found = [run for run in api.of_run("flow_runs", run_id) if "-train-" in run["name"]]
+        return bool(
+            found
+            and found[0]["state_type"] == "PENDING"
+            and "prefect.worker.name" in found[0]["labels"]
+        )
+
+    first_worker = start_worker(PREFECT, tmp_path / "first.log", env, pool)
+    with first_worker as first, campaign.started() as run:
+        wait_until(taken, campaign.log)
+        kill_all(first)
+        with start_worker(PREFECT, tmp_path / "second.log", env, pool):
+            assert run.wait(240) == 0, campaign.log()
+    campaign.check()
+    (given_up,) = [
+        shard["state"]["message"]
+        for shard in api.of_run("flow_runs", run_id)
+        if shard["state_type"] == "CRASHED"
+    ]
+    assert re.search(rf"given up and replaced: worker worker-\w+ of work pool {pool}", given_up)
+
+
+def test_a_deployed_training_run_outlives_its_worker(
+    campaign: Campaign, api: Api, prefect_api: str, tmp_path: Path
+):
+    """Its worker read its output, and Prefect's console ends a process that cannot write."""
+    pool = f"pool-{uuid.uuid4().hex[:6]}"
+    deploy_to(pool)
+    env = os.environ | {"PREFECT_API_URL": prefect_api, "PYTHONPATH": str(Path.cwd())}
+    del env["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"]
+    command = [str(PREFECT), "worker", "start", "--pool", pool, "--name", pool]
+    with (tmp_path / "worker.log").open("wb") as output:
+        worker = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+    try:
+        values = campaign.config.model_dump(mode="json")
+        flow_run_id = api.start("training-run/training-run", {"config": values})
+        wait_until(lambda: len(campaign.waiting()) >= 8, "no agent works")
+        start = campaign.ledger.starts.latest()
+        assert start is not None
+        worker.kill()
+        worker.wait()
+        wait_until(lambda: output_of(start.pid) == {"/dev/null"}, "output goes to nobody", 20)
+        campaign.open_gate()
+        ended = api.ended(flow_run_id)
+    finally:
+        worker.kill()
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    campaign.check()
+
+
+def output_of(pid: int) -> set[str]:
+    return {os.readlink(f"/proc/{pid}/fd/{descriptor}") for descriptor in (1, 2)}
+
+
+def deploy_to(pool: str) -> None:
+    done = CliRunner().invoke(app, ["deploy", "--pool", pool])
+    assert done.exit_code == 0, done.exception
 
 
 @pytest.mark.long  # `tests/chaos` has a killed server too; this one is away for longer

@@ -33,11 +33,11 @@ def test_a_newer_version_is_refused(storage: Storage):
 
 
 def test_a_table_says_which_version_it_was_written_with(storage: Storage):
-    old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"1"})
+    old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"2"})
     files.put_table(storage, "old.parquet", TRIPLETS.empty_table().cast(old))
     files.put_table(storage, "new.parquet", TRIPLETS.empty_table())
-    assert files.read_version(storage, "old.parquet", TRIPLETS) == 1
-    assert files.read_version(storage, "new.parquet", TRIPLETS) == 2
+    assert files.read_version(storage, "old.parquet", TRIPLETS) == 2
+    assert files.read_version(storage, "new.parquet", TRIPLETS) == 3
     with pytest.raises(LedgerError, match="expected b'outcomes' version 1"):
         files.read_version(storage, "new.parquet", OUTCOMES)
 
