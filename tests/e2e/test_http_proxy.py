@@ -75,7 +75,7 @@ def test_only_requests_to_other_machines_go_through_the_proxy(
         env=env | dict.fromkeys(names, url),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
