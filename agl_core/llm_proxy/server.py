@@ -30,7 +30,7 @@ class ProxyServer(ThreadedServer):
     ) -> None:
         if host not in LOOPBACK and config.token is None:
             raise ValueError(f"a proxy on {host} needs a token: others can connect there")
-        self._proxy = ProxyApp(config, calls)
+        self._proxy = ProxyApp(config, calls, closes_connections=host in LOOPBACK)
         super().__init__(self._proxy, host, port)
         self._token = config.token
 
