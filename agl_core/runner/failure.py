@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from agl_core.types.outcome import FailureKind
 
+_MAX_CHARS = 100_000
+"""Of a message or traceback; an agent's exception may hold a whole response."""
 _RETRIABLE_STATUS = frozenset({408, 409, 429})
 _CONNECTION_CLASSES = {
     "openai": frozenset({"APIConnectionError"}),  # APITimeoutError is one
@@ -51,7 +53,12 @@ def format_traceback(error: BaseException) -> str:
 
 
 def _storable(text: str) -> str:
-    """Return a text that UTF-8 can hold: lone surrogates are written as escapes."""
+    """Return a text that UTF-8 can hold, with lone surrogates as escapes; of a very long one its
+    beginning and its end.
+    """
+    if len(text) > _MAX_CHARS:
+        half = _MAX_CHARS // 2
+        text = f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -95,9 +95,7 @@ class _Budget:
             return 50
         self.charge(50)
         for part in parts:
-            self.charge(
-                _STEP // 2 + self._size(part)
-            )  # at once: what holds itself often never ends
+            self.charge(_STEP // 2 + self._size(part))  # at once: it may never end
         return 50 + 8 * len(value)
 
 
