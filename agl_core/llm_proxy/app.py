@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -37,6 +38,7 @@ from agl_core.llm_proxy.refusal import Refusal, error_response, json_response
 from agl_core.llm_proxy.responses import ResponsesDialect
 from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream
+from agl_core.utils.foreign_requests import find_foreign
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,10 @@ class ProxyApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
+        if reason := self._find_foreign(scope):
+            refusal = Refusal(403, reason, "foreign_request")
+            await error_response(refusal)(scope, receive, send)
+            return
         if scope["type"] == "http" and scope["method"] == "POST":
             kind = find_kind(scope["path"]) or ""
             if self._closes_connections:
@@ -93,6 +99,12 @@ class ProxyApp:
                 await self._count(scope, receive, send)
                 return
         await self._others(scope, receive, send)
+
+    def _find_foreign(self, scope: Scope) -> str | None:
+        """Return why a request is not served by a proxy without a token, or None."""
+        if scope["type"] != "http" or scope["path"] == "/health" or self._config.token is not None:
+            return None
+        return find_foreign(Headers(scope=scope))
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:

@@ -20,6 +20,8 @@ _OUR_FOLDER = f"{Path(__file__).parent.parent}{os.sep}"
 _LIBRARY_FOLDERS = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_MAX_CHARS = 100_000
+"""Of a message or traceback; an agent's exception may hold a whole response."""
 
 
 def classify_exception(error: BaseException) -> FailureKind:
@@ -86,7 +88,12 @@ def format_traceback(error: BaseException) -> str:
 
 
 def _storable(text: str) -> str:
-    """Return a text that UTF-8 can hold: lone surrogates are written as escapes."""
+    """Return a text that UTF-8 can hold, with lone surrogates as escapes; of a very long one its
+    beginning and its end.
+    """
+    if len(text) > _MAX_CHARS:
+        half = _MAX_CHARS // 2
+        text = f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
     return text.encode(errors="backslashreplace").decode()
 
 

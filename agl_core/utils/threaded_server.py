@@ -17,9 +17,6 @@ from agl_core.errors import TransientError
 
 logger = logging.getLogger(__name__)
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Addresses that only this machine can connect to."""
-
 
 class _Uvicorn(uvicorn.Server):
     """Says when it is ready."""
