@@ -4,6 +4,7 @@ import numpy as np
 
 from agl_core.trajectory.cut import Limit
 from agl_core.trajectory.settings import BatchSettings
+from agl_core.trajectory.ties import group_bounds, is_tied
 from agl_core.types.outcome import DropReason
 
 
@@ -51,7 +52,7 @@ def drop_groups(
     rollout_reward: np.ndarray,
 ) -> np.ndarray:
     """Return the reasons with those of groups added: of their rollouts that have a row left, too
-    few, or (with two or more) all with one reward.
+    few, or (with two or more) all with one reward (`ties.is_tied`).
 
     Args:
         reasons: [N] of `row_reasons`.
@@ -64,11 +65,9 @@ def drop_groups(
     _, first = np.unique(index[kept], return_index=True)
     rollouts = kept[first]
     names, place, sizes = np.unique(group[rollouts], return_inverse=True, return_counts=True)
-    low, high = np.full(len(names), np.inf), np.full(len(names), -np.inf)
-    np.minimum.at(low, place, rollout_reward[rollouts])
-    np.maximum.at(high, place, rollout_reward[rollouts])
+    tied = is_tied(*group_bounds(rollout_reward[rollouts], place))
     small = names[sizes < settings.min_group_size]
-    equal = names[(low == high) & (sizes > 1)] if settings.drop_equal_rewards else names[:0]
+    equal = names[tied & (sizes > 1)] if settings.drop_equal_rewards else names[:0]
     found = reasons.copy()
     found[kept[np.isin(group[kept], equal)]] = DropReason.EQUAL_REWARDS.value
     found[kept[np.isin(group[kept], small)]] = DropReason.GROUP_TOO_SMALL.value

@@ -11,6 +11,12 @@ response, and its result goes to every token with loss weight of the unit::
     tokens    7: +0.7 on five tokens,   8: -0.7 on two
 
 Token-level estimators (`estimators.TOKEN`) get the rows as they are.
+
+A group whose units all have one value, or values that differ by rounding only (`trajectory.ties`),
+weighs exactly 0. VERL's float32 mean may be one rounding step off the common value, and GRPO
+divides the difference by a standard deviation of the same size. The estimators stay VERL's, and
+their inputs are not changed: centring them would move `gpg`, which counts rewards other than 0, and
+`reinforce_plus_plus_baseline` whitens over the batch after it compares. So the result is set to 0.
 """
 
 from dataclasses import dataclass
@@ -23,6 +29,7 @@ from agl_core.algorithm.verl.batch import Padding, RowBatch
 from agl_core.algorithm.verl.estimators import NORMALISED, OUTCOME
 from agl_core.algorithm.verl.platform_cpu import quiet_imports
 from agl_core.errors import TrainerError
+from agl_core.trajectory.ties import group_bounds, is_tied
 
 with quiet_imports():
     import torch
@@ -39,6 +46,17 @@ class Advantages:
     """[R] float32, what the critic learns; None without one."""
     has_peers: np.ndarray
     """[N] bool; False where a row has nothing to be compared with, so that its advantage is 0."""
+    equal_groups: int = 0
+    """Groups whose compared values are all the same, so that their advantages are 0."""
+    near_equal_groups: int = 0
+    """Groups whose compared values differ by no more than rounding; their advantages are 0 too."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of groups that weigh 0, for the manifest."""
+        return {
+            "batch/equal_groups": float(self.equal_groups),
+            "batch/near_equal_groups": float(self.near_equal_groups),
+        }
 
 
 def estimate(
@@ -66,9 +84,12 @@ def estimate(
     """
     weighted = batch.response_mask > 0
     if algorithm.adv_estimator in OUTCOME:
-        per_row, has_peers = _outcome(batch, algorithm, token_rewards, by_step, min_group_size)
+        per_row, has_peers, ties = _outcome(
+            batch, algorithm, token_rewards, by_step, min_group_size
+        )
         per_token = np.repeat(per_row, batch.response_lengths)
-        return Advantages(np.where(weighted, per_token, 0).astype(np.float32), None, has_peers)
+        per_token = np.where(weighted, per_token, 0).astype(np.float32)
+        return Advantages(per_token, None, has_peers, *ties)
     everywhere = np.ones(len(batch), dtype=bool)
     if not weighted.any():  # VERL would whiten over no token
         return Advantages(np.zeros(len(weighted), dtype=np.float32), None, everywhere)
@@ -82,12 +103,14 @@ def estimate(
         inputs |= {"values": padding.pad(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
     else:
         inputs["config"] = algorithm
-    advantages, returns = get_adv_estimator_fn(algorithm.adv_estimator)(**inputs)
-    return Advantages(
-        np.where(weighted, padding.flatten(advantages), 0).astype(np.float32),
-        padding.flatten(returns),
-        everywhere,
-    )
+    found, returns = get_adv_estimator_fn(algorithm.adv_estimator)(**inputs)
+    advantages, returns = padding.flatten(found), padding.flatten(returns)
+    if algorithm.adv_estimator == "reinforce_plus_plus":  # compares with the whole batch
+        compared = returns[weighted]
+        if is_tied(compared.min(), compared.max()):
+            weighted = np.zeros_like(weighted)
+    values = np.where(weighted, advantages, 0).astype(np.float32)
+    return Advantages(values, returns, everywhere)
 
 
 def _outcome(
@@ -96,8 +119,10 @@ def _outcome(
     token_rewards: np.ndarray,
     by_step: bool,
     min_group_size: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's advantage, and whether its unit was compared."""
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    """Return each row's advantage, whether its unit was compared, and the number of equal and of
+    nearly equal groups.
+    """
     starts = np.cumsum(batch.response_lengths) - batch.response_lengths
     penalties = np.add.reduceat(
         token_rewards.astype(np.float64) - batch.token_rewards.astype(np.float64), starts
@@ -117,12 +142,17 @@ def _outcome(
     if not by_step and not compared.all():
         group = groups[~compared][0]
         raise TrainerError(f"group {group} has one rollout, too few to compare")
+    low, high = group_bounds(rewards, position)
+    tied = is_tied(low, high) & (sizes > 1)
+    counted = tied & (sizes >= (min_group_size if by_step else 2))
+    num_equal = int((counted & (low == high)).sum())
     advantages = np.zeros(len(first))
     if compared.any():
         advantages[compared] = _of_units(
             algorithm, rewards[compared], lengths[compared], groups[compared]
         )
-    return advantages[unit], compared[unit]
+    advantages[tied[position]] = 0
+    return advantages[unit], compared[unit], (num_equal, int(counted.sum()) - num_equal)
 
 
 def _of_units(

@@ -104,7 +104,8 @@ def learn(
         )
     reasons = _drop_reasons(batch, corrected, advantages)
     trained = _without(corrected, reasons)
-    metrics |= iteration_metrics(trained, old, advantages.values) | _dropped(reasons)
+    metrics |= iteration_metrics(trained, old, advantages.values)
+    metrics |= _dropped(reasons) | advantages.metrics()
     rows = update_rows(batch, old.values, advantages.values, reasons)
     if trained.response_mask.any():
         steps, of_critic = _steps(worker, trained, config, old, advantages, values, more, step)

@@ -206,3 +206,39 @@ def test_a_step_needs_as_many_rollouts_as_the_run_asks_for():
     batch = read_rows(make_rows(CALLS))
     found = estimate(batch, algorithm("grpo"), batch.token_rewards, by_step=True, min_group_size=3)
     assert found.has_peers.tolist() == [True, False, False, True, False, True]
+
+
+@pytest.mark.parametrize("estimator", sorted(OUTCOME))
+@pytest.mark.parametrize("reward", [0.0, 0.3, 0.7, 0.95, 1.0, -2.3])
+def test_equal_rewards_weigh_exactly_nothing(estimator, reward):
+    """Whatever the float32 mean of equal numbers is; the expected value needs no formula."""
+    for size in (3, 8, 16):
+        batch = read_rows(make_rows([(i, 0, reward) for i in range(size)]))
+        found = estimate(batch, algorithm(estimator), batch.token_rewards)
+        assert not found.values.any()
+        assert (found.equal_groups, found.near_equal_groups) == (1, 0)
+
+
+def test_reinforce_plus_plus_weighs_a_batch_of_one_reward_as_nothing():
+    batch = read_rows(make_rows([(0, 0, 0.7), (1, 1, 0.7)]))
+    found = estimate(batch, algorithm("reinforce_plus_plus"), batch.token_rewards)
+    assert not found.values.any()
+
+
+@pytest.mark.parametrize("estimator", sorted(OUTCOME))
+def test_a_tied_group_weighs_nothing_beside_one_that_differs(estimator):
+    tied = [(i, 0, 0.7) for i in range(4)] + [(i, 1, 0.7 + 1e-7 * (i % 2)) for i in range(4, 8)]
+    differs = [(i, 2, float(i % 2)) for i in range(8, 12)]
+    batch = read_rows(make_rows(tied + differs))
+    found = estimate(batch, algorithm(estimator), batch.token_rewards)
+    rows = np.repeat(batch.group, batch.response_lengths)
+    assert not found.values[rows < 2].any()
+    assert found.values[rows == 2].any()
+    assert (found.equal_groups, found.near_equal_groups) == (1, 1)
+
+
+def test_a_small_difference_of_rewards_is_no_tie():
+    batch = read_rows(make_rows([(0, 0, 0.7), (1, 0, 0.70001)]))
+    found = estimate(batch, algorithm("rloo"), batch.token_rewards)
+    assert found.values.any()
+    assert found.near_equal_groups == 0
