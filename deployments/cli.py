@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from agl_core import env_var, progress
@@ -29,6 +28,7 @@ from agl_core.lost_output import outlive_output
 from agl_core.preflight import prepare_run
 from agl_core.prepared import PreparedRun
 from agl_core.terminal import RunDisplay, iterations_table
+from agl_core.text_formats import read_yaml
 from deployments.check_command import check, check_deployment
 from deployments.credentials import find_credentials
 from deployments.deploy_command import deploy
@@ -278,10 +278,7 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
     """
     if not path.is_file():
         raise ConfigError(f"configuration {path} does not exist")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {path} is not YAML: {error}") from error
+    values = read_yaml(path, f"configuration {path}")
     if not isinstance(values, dict):
         raise ConfigError(f"configuration {path} must be a mapping of settings")
     values |= {name: value for name, value in overrides.items() if value is not None}

@@ -31,7 +31,7 @@ class ProxyServer(ThreadedServer):
     ) -> None:
         if not is_loopback(host) and config.token is None:
             raise ValueError(f"a proxy on {host} needs a token: others can connect there")
-        self._proxy = ProxyApp(config, calls, closes_connections=host in LOOPBACK)
+        self._proxy = ProxyApp(config, calls, closes_connections=is_loopback(host))
         super().__init__(self._proxy, host, port)
         self._token = config.token
 

@@ -316,10 +316,19 @@ def _find_difference(old: Path, new: Path) -> str | None:
     return f"{len(names)} tensors differ, first {names[0]}: {first}"
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that vLLM loads: a second copy of the weights beside them does not count."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        return [folder / name for name in sorted(names)]
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+
+
 def _shapes(folder: Path) -> dict[str, Any]:
     """Return the shape of each tensor, from the headers of a folder's files."""
     shapes: dict[str, Any] = {}
-    for file in folder.glob("*.safetensors"):
+    for file in _weight_files(folder):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
             start, size = stream.tell(), stream.seek(0, os.SEEK_END)
