@@ -11,7 +11,7 @@ folded into constants when a template is compiled, since that would run filters 
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -119,7 +119,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         sizes = budget.size(left), budget.size(right)
         if operator == "%" and isinstance(left, str | bytes):
             check_format(left, right)
-            budget.charge(left.count("%" if isinstance(left, str) else b"%") * sum(sizes))
+            num_fields = left.count("%") if isinstance(left, str) else left.count(b"%")
+            budget.charge(num_fields * sum(sizes))
         elif operator in ("*", "**"):
             _check_product(budget, operator, left, right)
         return super().call_binop(context, operator, left, right)
@@ -325,7 +326,7 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return charged
 
 
-def _num_indented(name: str, given: tuple[Any, ...]) -> int:
+def _num_indented(name: str, given: Sequence[Any]) -> int:
     """Return about how many spaces can come before each part of a nested value."""
     width = 50 if name == "pprint" else given[1] if len(given) > 1 else 0
     return _depth(given[0]) * width if isinstance(width, int) and width > 0 else 0

@@ -203,7 +203,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             raise ConfigError(f"actor_rollout_ref.model.path={path} is not the policy {base.path}")
         return VERLState(
             step=0,
-            seed=self.seed,
+            seed=self.config.data.seed,
             train_size=train_size,
             val_size=0 if val_dataset is None else len(val_dataset),
             policy=base,
