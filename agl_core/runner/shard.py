@@ -196,7 +196,7 @@ class Shard:
         return self._keep(index, result)
 
     def _keep(self, index: int, result: AttemptResult) -> AttemptOutcome:
-        judged = judge_attempt(result, index, self._vocabulary_size)
+        judged = judge_attempt(result, index, self.ref.failures, self._vocabulary_size)
         if judged.outcome.traceback:
             logger.info("attempt=%s %s", judged.outcome.attempt_id, judged.outcome.traceback)
         self._attempts.setdefault(index, []).append(judged)
