@@ -201,8 +201,10 @@ async def test_tokens_beyond_the_policys_vocabulary_fail_their_rollout(
     small.write_requests(rollouts.read_requests(), POLICY, {"max_tokens": 4}, vocabulary_size=50)
     small.claim(range(6))
     shard = make_shard(small, server)
-    await run_all(shard)
-    assert shard.kinds() == {"no_trace": 6}
+    async with shard.serving():
+        outcome = await shard.run_attempt(0, attempt=1)
+    assert outcome.kind is FailureKind.NO_TRACE
+    assert "no token of the policy, whose last one is 49" in outcome.message
 
 
 @pytest.mark.parametrize("is_async", [False, True])
