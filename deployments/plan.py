@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
 from prefect import Flow
@@ -20,6 +21,7 @@ from prefect.utilities.templating import apply_values
 
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError
+from agl_core.text_formats import read_yaml
 
 Json = dict[str, Any]
 
@@ -27,8 +29,10 @@ _HERE = Path(__file__).parent
 _TRAINING_FLOW = "training-run"
 _SHARD_FLOW = "rollout-shard"
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
-ZOMBIES = "agl-killed-flow-runs"
-_MISSED_HEARTBEATS = 3
+_HEARTBEAT_SECONDS = 60
+"""Of a deployment whose `prefect.yaml` does not say."""
+_PREFECT_HEARTBEAT_SECONDS = 180
+"""Prefect's own default, for deployments that `agl deploy` did not make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,11 @@ class Deployment:
         """Name by which Prefect finds it."""
         return f"{self.flow_name}/{self.name}"
 
+    @property
+    def heartbeat_seconds(self) -> int:
+        """Seconds between the heartbeats of its flow runs."""
+        return heartbeat_seconds(self.full_name, self.fields["job_variables"])
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -93,6 +102,22 @@ class Plan:
     queue: str | None
     deployments: tuple[Deployment, ...]
     automations: tuple[Json, ...] = field(default=())
+
+
+def heartbeat_seconds(deployment: str, job_variables: Json) -> int:
+    """Return the seconds between the heartbeats of a deployment's flow runs.
+
+    Raises:
+        ConfigError: The variable is not a whole number.
+    """
+    value = (job_variables.get("env") or {}).get(HEARTBEAT, _PREFECT_HEARTBEAT_SECONDS)
+    try:
+        return int(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"deployment {deployment}: {HEARTBEAT} is {value!r}, not a whole number of seconds; "
+            "correct it in prefect.yaml or on the server"
+        ) from error
 
 
 def make_plan(configs: Sequence[RunConfig], options: Options, folder: Path) -> Plan:
@@ -125,7 +150,7 @@ def make_plan(configs: Sequence[RunConfig], options: Options, folder: Path) -> P
         pool_limit=options.pool_limit,
         queue=options.queue,
         deployments=deployments,
-        automations=_automations(options),
+        automations=tuple(yaml.safe_load((_HERE / "automations.yaml").read_text())["automations"]),
     )
 
 
@@ -148,10 +173,7 @@ def _read_specs(folder: Path) -> list[Json]:
     for path in (folder / "prefect.yaml", _HERE / "prefect.yaml"):
         if not path.is_file():
             continue
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not YAML: {error}") from error
+        values = read_yaml(path, str(path))
         found = values.get("deployments") if isinstance(values, dict) else None
         specs = [s for s in found or () if str(s.get("entrypoint", "")).startswith("flows.")]
         flows = {_flow(spec).name for spec in specs}
@@ -195,8 +217,10 @@ def _deployment(spec: Json, options: Options, folder: Path) -> Deployment:
     os.environ["PWD"] = str(folder)  # a parent may have started us elsewhere
     pool = apply_values(copy.deepcopy(spec["work_pool"]), {})
     variables = pool.get("job_variables", {})
+    env = {HEARTBEAT: str(_HEARTBEAT_SECONDS), **variables.get("env", {})}
     if options.heartbeat_seconds is not None:
-        variables["env"] = {**variables.get("env", {}), HEARTBEAT: str(options.heartbeat_seconds)}
+        env[HEARTBEAT] = str(options.heartbeat_seconds)
+    variables["env"] = env
     pull = spec.get("pull")
     if is_shard and options.shard_folder is not None:
         variables["working_dir"] = options.shard_folder
@@ -241,6 +265,13 @@ def _schedule(spec: Json, options: Options) -> Schedule:
     is_off = options.schedule == "off"
     if options.schedule is not None and not is_off:
         cron, timezone = options.schedule, options.timezone
+    try:
+        ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"schedule {spec['slug']}: there is no time zone {timezone!r}; give a name such as "
+            "Europe/Berlin or UTC"
+        ) from error
     return Schedule(
         slug=spec["slug"],
         schedule={"cron": cron, "timezone": timezone, "day_or": spec.get("day_or", True)},
@@ -255,11 +286,3 @@ def _trigger(spec: Json, options: Options) -> Json:
     if options.dataset in (None, "off"):
         return spec
     return {**spec, "match": {"prefect.resource.id": f"agl.dataset.{options.dataset}"}}
-
-
-def _automations(options: Options) -> tuple[Json, ...]:
-    found = yaml.safe_load((_HERE / "automations.yaml").read_text())["automations"]
-    for automation in found:
-        if automation["name"] == ZOMBIES and options.heartbeat_seconds is not None:
-            automation["trigger"]["within"] = _MISSED_HEARTBEATS * options.heartbeat_seconds
-    return tuple(found)

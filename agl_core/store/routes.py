@@ -27,7 +27,7 @@ from agl_core.store.json_text import encode_records
 from agl_core.store.payloads import OneSpan
 from agl_core.store.refusals import answer_to
 from agl_core.store.repeated import Repeated
-from agl_core.store.request_body import read_body
+from agl_core.utils.request_body import check_json, off_loop, read_body
 
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 
@@ -132,7 +132,9 @@ class StoreApp:
             given = model.model_validate(_query(model, request))
         else:
             body = await read_body(request, self._config.max_request_bytes, "application/json")
-            given = model.model_validate_json(body or b"{}")
+            given = await off_loop(
+                body, lambda body: model.model_validate_json(check_json(body) or b"{}")
+            )
         if isinstance(given, RootModel):
             name = "span" if isinstance(given, OneSpan) else "resources"
             return {name: cast(Any, given.root)}
