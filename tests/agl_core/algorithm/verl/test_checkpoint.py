@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def current(value: object) -> bytes:
 
 
 @pytest.mark.parametrize("written", [current, legacy, pickle.dumps])
-def test_a_pickle_bomb_is_refused_and_not_run(written, tmp_path):
+def test_a_pickle_bomb_is_refused_and_not_run(written: Callable[[object], bytes], tmp_path: Path):
     path = tmp_path / "extra_state_world_size_1_rank_0.pt"
     path.write_bytes(written({"rng": Bomb(tmp_path / "exploded"), "lr_scheduler": None}))
     with pytest.raises(TrainerError, match="holds more than tensors and numbers") as caught:
@@ -48,7 +49,7 @@ def test_a_pickle_bomb_is_refused_and_not_run(written, tmp_path):
     assert not (tmp_path / "exploded").exists()
 
 
-def test_the_bomb_of_these_tests_explodes_where_it_is_unpickled(tmp_path):
+def test_the_bomb_of_these_tests_explodes_where_it_is_unpickled(tmp_path: Path):
     torch.load(io.BytesIO(current(Bomb(tmp_path / "exploded"))), weights_only=False)
     assert (tmp_path / "exploded").exists()
 
@@ -56,7 +57,7 @@ def test_the_bomb_of_these_tests_explodes_where_it_is_unpickled(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"PK\x03\x04 cut off", current({"a": torch.ones(9)})[:-70]]
 )
-def test_a_damaged_file_is_one_sentence(content, tmp_path):
+def test_a_damaged_file_is_one_sentence(content: bytes, tmp_path: Path):
     path = tmp_path / "model_world_size_1_rank_0.pt"
     path.write_bytes(content)
     with pytest.raises(TrainerError, match=r"checkpoint file .*model_world") as caught:
@@ -64,7 +65,7 @@ def test_a_damaged_file_is_one_sentence(content, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_the_states_of_all_random_generators_come_back(tmp_path):
+def test_the_states_of_all_random_generators_come_back(tmp_path: Path):
     states = {
         "cpu": torch.get_rng_state(),
         "numpy": np.random.get_state(legacy=True),
@@ -78,7 +79,9 @@ def test_the_states_of_all_random_generators_come_back(tmp_path):
     assert found["numpy"][2:] == states["numpy"][2:]
 
 
-def test_no_lock_files_stay_in_the_temporary_folder(tmp_path, monkeypatch):
+def test_no_lock_files_stay_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """VERL's own function makes them."""
     from verl.utils.fs import local_mkdir_safe
 
