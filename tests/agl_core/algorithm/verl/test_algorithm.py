@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,26 @@ async def test_a_resumed_run_equals_one_that_was_not_interrupted(policy_start, a
     assert final.policy.weights_digest == two.policy.weights_digest != one.policy.weights_digest
     assert artifacts.tables["update_metrics"].equals(tables["update_metrics"])
     assert artifacts.tables["update_rows"].equals(tables["update_rows"])
+
+
+async def test_a_worker_built_from_a_fetched_policy_exports_in_a_later_stage(
+    policy_start, artifacts, tmp_path, monkeypatch
+):
+    verl = algorithm()
+    one = await verl.export(await verl.learn(policy_start(verl), experience(artifacts)), artifacts)
+    verl.close()
+
+    def fetch_for_a_stage(ref):
+        return Path(shutil.copytree(artifacts.root / ref.prefix, stage / ref.prefix))
+
+    stage = tmp_path / "update"
+    monkeypatch.setattr(artifacts, "fetch_folder", fetch_for_a_stage)
+    learned = await verl.learn(one, experience(artifacts))
+    shutil.rmtree(stage)
+    stage = tmp_path / "export"
+    two = await verl.export(learned, artifacts)
+    assert two.policy.version == "v000002"
+    verl.close()
 
 
 async def test_code_in_a_checkpoint_with_the_right_hash_is_not_run(
