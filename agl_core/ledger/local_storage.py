@@ -21,6 +21,7 @@ class LocalStorage:
     """
 
     conditional_put = True
+    conditional_multipart = True
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().resolve()

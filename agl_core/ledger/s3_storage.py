@@ -1,5 +1,8 @@
 """The ledger in a bucket, through s3fs: `If-None-Match: *` makes each key appear whole, once.
 
+Only outputs of stages go by multipart upload, since some stores (Ceph's) ignore the condition there
+though they honour it for a whole object. On those each try of a stage has keys of its own.
+
 A request whose reply is lost is sent again (`agl_core.ledger.s3_requests`), and then meets its own
 result. So each write carries a nonce in the object's metadata: a key that exists with our nonce is
 ours.
@@ -9,6 +12,7 @@ import io
 import logging
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -45,25 +49,34 @@ class S3Storage:
     ) -> None:
         self.uri = uri.rstrip("/")
         self.conditional_put = conditional_put
+        self.conditional_multipart = conditional_put
         self._access = access
         self._root = self.uri.removeprefix("s3://")
         self._bucket = self._root.partition("/")[0]
         self._fs: Any = PatientFileSystem.of(access.options())
 
     def probe(self) -> bool:
-        """Write a small object twice, without a condition where the store knows none.
+        """Write a small object twice, without a condition where the store knows none, and where it
+        refuses the second write, try to replace the object by a multipart upload.
 
-        The object stays: the next probe is one refused write, and needs no right to delete. A store
+        The object stays: the next probe is refused writes, and needs no right to delete. A store
         that does not answer now is found out sooner than in the middle of a run.
         """
         try:
             with self._fs.hurried(_PROBE_SECONDS):
                 honoured = self._refuses_second_write(f"{self._root}/{_PROBE_KEY}")
+                in_parts = honoured and self._refuses_multipart(f"{self._root}/{_PROBE_KEY}")
         except S3_ERRORS as error:
             raise self._error(error, "write there") from error
-        self.conditional_put = honoured
+        self.conditional_put, self.conditional_multipart = honoured, in_parts
         if honoured:
             logger.info("ledger %s: can be written; conditional put is honoured", self.uri)
+            if not in_parts:
+                logger.info(
+                    "ledger %s: the store ignores conditions of multipart uploads, so each try of "
+                    "a stage writes under a name that no other process uses",
+                    self.uri,
+                )
         else:
             logger.warning(
                 "ledger %s: can be written; conditional put is NOT honoured, so two processes that "
@@ -92,10 +105,11 @@ class S3Storage:
         return io.BufferedReader(_Reader(file, lambda error: self._error(error, f"read {key}")))
 
     def write_once(self, key: str, data: bytes) -> None:
-        """Write a new object."""
+        """Write a new object, in one request: a record never depends on a multipart upload."""
+        whole = max(_PART_BYTES, len(data))
         self._create(
             key,
-            lambda path, options: self._fs.pipe_file(path, data, chunksize=_PART_BYTES, **options),
+            lambda path, options: self._fs.pipe_file(path, data, chunksize=whole, **options),
         )
 
     def put_file(self, key: str, path: Path) -> None:
@@ -180,6 +194,28 @@ class S3Storage:
             if not says_not_implemented(error):
                 raise
             self._fs.pipe_file(path, b"")
+        return False
+
+    def _refuses_multipart(self, path: str) -> bool:
+        """Say whether an object that exists stays when a conditional multipart upload ends."""
+        where = {"Bucket": self._bucket, "Key": path.removeprefix(f"{self._bucket}/")}
+        upload: dict[str, Any] = {}
+        try:
+            upload = self._fs.call_s3("create_multipart_upload", **where)
+            where["UploadId"] = upload["UploadId"]
+            part = self._fs.call_s3("upload_part", **where, PartNumber=1, Body=b"-")
+            parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+            self._fs.call_s3(
+                "complete_multipart_upload", **where, MultipartUpload=parts, IfNoneMatch="*"
+            )
+        except S3_ERRORS as error:
+            if upload:
+                with suppress(*S3_ERRORS):
+                    self._fs.call_s3("abort_multipart_upload", **where)
+            if says_exists(error):
+                return True
+            if not says_not_implemented(error):
+                raise
         return False
 
     def _conflict(self, key: str) -> ConflictError:

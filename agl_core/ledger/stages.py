@@ -10,8 +10,10 @@ runs/<run_id>/iterations/000003/
 
 import logging
 import os
+import re
 import socket
 import time
+import uuid
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,9 +179,12 @@ class IterationLedger:
         """Run one try of a stage; its record is written when the block ends without an error."""
         started, clock = time.time(), time.monotonic()
         number = self._next_attempt(stage)
+        unique = "" if self.storage.conditional_multipart else f"-{uuid.uuid4().hex[:12]}"
         with scratch_folder(stage) as local:
             attempt = StageAttempt(
-                storage=self.storage, prefix=f"{self.prefix}{stage}/a{number}/", local=local
+                storage=self.storage,
+                prefix=f"{self.prefix}{stage}/a{number}{unique}/",
+                local=local,
             )
             yield attempt
             self.check_lease()
@@ -224,8 +229,9 @@ class IterationLedger:
     def _next_attempt(self, stage: str) -> int:
         """Return the number after the highest try that left anything behind."""
         prefix = f"{self.prefix}{stage}/"
-        tries = {key.removeprefix(prefix).split("/")[0] for key in self.storage.list(prefix)}
-        return 1 + max((int(name[1:]) for name in tries if name[1:].isdigit()), default=0)
+        tries = [key.removeprefix(prefix) for key in self.storage.list(prefix)]
+        numbers = (re.match(r"a(\d+)(-[0-9a-f]+)?/", name) for name in tries)
+        return 1 + max((int(found[1]) for found in numbers if found), default=0)
 
 
 def _in_short(values: Mapping[str, Any]) -> str:

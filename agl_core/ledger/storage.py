@@ -29,6 +29,9 @@ class Storage(Protocol):
     conditional_put: bool
     """Whether the store itself refuses a second write of a key; what `probe` found, or what the
     opener was told."""
+    conditional_multipart: bool
+    """Whether it refuses that of a large file too. Where it does not, `put_file` needs keys that no
+    other process writes."""
 
     def probe(self) -> bool:
         """Find out whether the store can be written and refuses second writes itself.

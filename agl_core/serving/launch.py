@@ -21,6 +21,7 @@ from agl_core.ledger import files
 from agl_core.ledger.storage import Storage
 from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.answer_shape import check_answer
+from agl_core.scratch import LockedFolder
 from agl_core.serving.start import Started, start_engine, start_vllm
 from agl_core.serving.vllm.command import check_vllm
 from agl_core.serving.weights import weights_digest
@@ -69,7 +70,7 @@ class ModelServer:
     def __init__(
         self,
         urls: tuple[str, ...],
-        private: "tempfile.TemporaryDirectory[str]",
+        private: LockedFolder,
         advertised_host: str | None = None,
         relaunch: Callable[[PolicyRef], Started] | None = None,
     ) -> None:
@@ -123,18 +124,23 @@ class ModelServer:
             check_vllm(settings.vllm)
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        # Readable by this user alone, and gone when the server is stopped.
-        private = tempfile.TemporaryDirectory(prefix="engine-", dir=folder)
+        # Gone when the server is stopped, or when the next one starts after a killed process.
+        private = LockedFolder("engine-", folder)
         if settings.urls:
             return cls(settings.urls, private)
-        token_file = Path(private.name, "token") if token else None
-        if token is not None and token_file is not None:
-            token_file.write_text(token.get_secret_value())
+        token_file = private.path / "token" if token else None
         is_vllm = settings.vllm is not None
         launch, log = (start_vllm, "vllm.log") if is_vllm else (start_engine, "engine.log")
 
         def start(policy: PolicyRef) -> Started:
-            return launch(settings, policy, Path(private.name), folder / log, token_file)
+            if token is None or token_file is None:
+                return launch(settings, policy, private.path, folder / log, None)
+            token_file.write_text(token.get_secret_value())
+            try:
+                return launch(settings, policy, private.path, folder / log, token_file)
+            finally:
+                if not is_vllm:  # each of vLLM's processes reads it for itself, some after others
+                    token_file.unlink()
 
         server = cls((), private, settings.advertised_host, start if is_vllm else None)
         try:
@@ -159,7 +165,7 @@ class ModelServer:
             behind = [url for url in self.urls if _identity_at(url) != _identity(policy)]
             if not behind:
                 return
-        fetched = tempfile.TemporaryDirectory(prefix="policy-", dir=self._private.name)
+        fetched = tempfile.TemporaryDirectory(prefix="policy-", dir=self._private.path)
         try:
             path = policy.path
             if policy.folder is not None:

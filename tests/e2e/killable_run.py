@@ -19,19 +19,22 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from agl_core.config import RunConfig
 from agl_core.ledger.local_storage import LocalStorage
+from agl_core.ledger.s3_storage import S3Storage
 from flows import shard_runs
 from flows.training_run import training_run
 
 
 def kill_before_writing(pattern: str) -> None:
-    publish: Any = LocalStorage._publish
+    def dies_at(write: Any) -> Any:
+        def write_or_die(self: Any, key: str, *args: Any) -> None:
+            if re.search(pattern, key):
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(self, key, *args)
 
-    def publish_or_die(self: LocalStorage, key: str, fill: Any) -> None:
-        if re.search(pattern, key):
-            os.kill(os.getpid(), signal.SIGKILL)
-        publish(self, key, fill)
+        return write_or_die
 
-    LocalStorage._publish = publish_or_die
+    LocalStorage._publish = dies_at(LocalStorage._publish)
+    S3Storage._create = dies_at(S3Storage._create)
 
 
 def _child(
@@ -75,7 +78,7 @@ class KillableRun:
         Args:
             config: What to train.
             log: File that gets its output, appended.
-            dies_at: Pattern that is matched against each key just before it is written to a local
+            dies_at: Pattern that is matched against each key just before it is written to the
                 ledger; where it matches, the process is killed. An empty one never matches.
             lost_seconds: After which a silent shard on the pool is replaced, if not as usual.
             url: Of the Prefect server's API, if not this process's.

@@ -361,6 +361,8 @@ class VERL(IterativeAlgorithm[VERLState]):
 
         worker = self._worker_at(state, artifacts)
         folder = artifacts.scratch("policy")
+        if not worker.model_folder.is_dir():  # fetched for a stage that has ended
+            worker.model_folder = _policy_folder(state.policy, artifacts)
         worker.export(folder)
         policy = PolicyRef(
             version=f"v{state.step:06d}",

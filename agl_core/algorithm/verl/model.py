@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agl_core.algorithm.verl import checkpoint
 from agl_core.algorithm.verl.batch import RowBatch, jagged, to_tensordict
 from agl_core.algorithm.verl.build import leave_process_group, translated
 from agl_core.algorithm.verl.platform_cpu import quiet_imports
@@ -24,8 +25,6 @@ with quiet_imports():
     from verl.utils.py_functional import rename_dict
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.padding import response_from_nested
-
-_CHECKPOINT_FILE = "model_world_size_1_rank_0.pt"
 
 
 def mini_batches(
@@ -155,22 +154,18 @@ class Model:
             TrainerError: VERL failed.
         """
         with translated("checkpoint"), redirect_stdout(sys.stderr):
-            self.worker.save_checkpoint(str(folder), global_step=step)
+            checkpoint.save(self.worker, folder, step)
 
     def load_checkpoint(self, folder: Path) -> None:
         """Restore what `save_checkpoint` wrote; the next steps are as if nothing had happened
         between.
 
-        VERL unpickles these files (`torch.load(weights_only=False)`): the caller has verified
-        each file's sha256 against its own ledger, as `Artifacts.fetch_folder` does.
-
         Raises:
-            TrainerError: The checkpoint was written by another number of ranks, or VERL failed.
+            TrainerError: The checkpoint was written by another number of ranks, a file of it is
+                damaged or holds more than values, or VERL failed.
         """
-        if not (folder / _CHECKPOINT_FILE).is_file():
-            raise TrainerError(f"{folder} holds no checkpoint of one rank")
         with translated("checkpoint"), redirect_stdout(sys.stderr):
-            self.worker.load_checkpoint(str(folder), del_local_after_load=False)
+            checkpoint.load(self.worker, folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the current weights by their Hugging Face names."""

@@ -53,7 +53,8 @@ class UpdateWorker:
                 already.
         """
         self._config = config
-        self._model_folder = model_folder
+        self.model_folder = model_folder
+        """Its layout is read again by `export`; another folder of the same may take its place."""
         self._models: list[Model] = []
         self._critic = self._reference = None
         try:
@@ -261,4 +262,4 @@ class UpdateWorker:
         Raises:
             TrainerError: The model folder has no safetensors, or a tensor that the model lacks.
         """
-        write_policy(self._actor.weights(), self._model_folder, folder)
+        write_policy(self._actor.weights(), self.model_folder, folder)

@@ -14,9 +14,10 @@ import pytest
 
 from agl_core.config import S3Settings
 from agl_core.errors import ConflictError, LedgerError, LedgerUnreachableError, TransientError
-from agl_core.ledger import s3_storage
+from agl_core.ledger import files, s3_storage
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.s3_storage import S3Storage
+from agl_core.ledger.stages import IterationLedger
 from tests.s3_proxy import (
     Behaviour,
     Forward,
@@ -26,9 +27,11 @@ from tests.s3_proxy import (
     fails_for,
     honest,
     ignores_conditions,
+    ignores_conditions_of_multipart,
     loses_reply,
     names_no_condition,
     refuses_conditions,
+    refuses_multipart,
     s3_proxy,
 )
 
@@ -89,11 +92,46 @@ def test_a_probe_finds_that_conditions_are_honoured(
     with caplog.at_level(logging.INFO):
         assert storage.probe()
         assert storage.probe()
-    assert proxy.operations() == ["PUT", "PUT", "PUT"]
+    in_parts = ["POST uploads", "PUT partNumber uploadId", "POST uploadId", "DELETE uploadId"]
+    assert proxy.operations() == ["PUT", "PUT", *in_parts, "PUT", *in_parts]
+    assert storage.conditional_multipart
+    assert uploads(s3_uri) == []
     assert f"ledger {s3_uri}: can be written; conditional put is honoured" in caplog.text
     storage.write_once("k", b"one")
     with pytest.raises(ConflictError, match="keys are written once"):
         storage.write_once("k", b"two")
+
+
+@pytest.mark.parametrize("then", [honest, refuses_multipart])
+def test_a_store_that_replaces_keys_by_multipart_gets_keys_that_no_other_try_has(
+    proxy: S3Proxy, s3_uri: str, large_file: Path, then: Behaviour, caplog: pytest.LogCaptureFixture
+):
+    storage = through(proxy, s3_uri, ignores_conditions_of_multipart(then))
+    with caplog.at_level(logging.INFO):
+        assert storage.probe()
+    assert not storage.conditional_multipart
+    assert "ignores conditions of multipart uploads" in caplog.text
+    assert uploads(s3_uri) == []
+
+    # The one that was paused and the one that took over found the same tries before them.
+    if then is honest:
+        iterations = [IterationLedger(storage, "r", 0) for _ in range(2)]
+        with pytest.raises(ConflictError), iterations[0].stage("update") as paused:
+            with iterations[1].stage("update") as second:
+                state = second.put_json("state", 2)
+                ref = files.put_file(storage, f"{second.prefix}weights", large_file)
+            large_file.write_bytes(b"x" * (2 * PART + 1))
+            files.put_file(storage, f"{paused.prefix}weights", large_file)
+            assert files.sha256_of_bytes(storage.read(ref.key)) == ref.sha256
+            assert iterations[0]._next_attempt("update") == 2
+            assert iterations[0].finished("update").file("state") == state
+
+
+def test_a_large_record_goes_in_one_request(proxy: S3Proxy, s3_uri: str, large_file: Path):
+    storage = through(proxy, s3_uri)
+    storage.write_once("k", large_file.read_bytes())
+    assert proxy.operations() == ["PUT"]
+    assert storage.read("k") == large_file.read_bytes()
 
 
 @pytest.mark.parametrize("behave", [ignores_conditions, refuses_conditions])

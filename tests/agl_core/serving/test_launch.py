@@ -61,5 +61,8 @@ def test_the_token_is_asked_for_sent_and_kept_out_of_the_log(
         assert server.metrics()["requests_total"] == 0
         (advertised,) = server.advertised_urls
         assert advertised == server.url.replace("127.0.0.1", "engine.example")
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert files
+        assert not any(b"only-for-us" in path.read_bytes() for path in files)
     assert "only-for-us" not in (tmp_path / "engine.log").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["engine.log"]

@@ -2,11 +2,13 @@
 
 import asyncio
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from agl_core.algorithm.iterative import Experience
@@ -22,6 +24,7 @@ from tests.agl_core.algorithm.verl.conftest import (
     make_rows,
     normalise,
 )
+from tests.agl_core.algorithm.verl.test_checkpoint import Bomb
 
 ACTOR = "actor_rollout_ref.actor."
 BASE = PolicyRef(version="v000000", weights_digest="sha256:0", path="unused")
@@ -232,6 +235,49 @@ async def test_a_resumed_run_equals_one_that_was_not_interrupted(policy_start, a
     assert final.policy.weights_digest == two.policy.weights_digest != one.policy.weights_digest
     assert artifacts.tables["update_metrics"].equals(tables["update_metrics"])
     assert artifacts.tables["update_rows"].equals(tables["update_rows"])
+
+
+async def test_a_worker_built_from_a_fetched_policy_exports_in_a_later_stage(
+    policy_start, artifacts, tmp_path, monkeypatch
+):
+    verl = algorithm()
+    one = await verl.export(await verl.learn(policy_start(verl), experience(artifacts)), artifacts)
+    verl.close()
+
+    def fetch_for_a_stage(ref):
+        return Path(shutil.copytree(artifacts.root / ref.prefix, stage / ref.prefix))
+
+    stage = tmp_path / "update"
+    monkeypatch.setattr(artifacts, "fetch_folder", fetch_for_a_stage)
+    learned = await verl.learn(one, experience(artifacts))
+    shutil.rmtree(stage)
+    stage = tmp_path / "export"
+    two = await verl.export(learned, artifacts)
+    assert two.policy.version == "v000002"
+    verl.close()
+
+
+async def test_code_in_a_checkpoint_with_the_right_hash_is_not_run(
+    policy_start, artifacts, tmp_path
+):
+    verl = algorithm()
+    learned = await verl.learn(policy_start(verl), experience(artifacts))
+    verl.close()
+    assert learned.checkpoint is not None
+    files = []
+    for ref in learned.checkpoint.files:
+        path = artifacts.root / ref.key
+        if ref.key.endswith("extra_state_world_size_1_rank_0.pt"):
+            torch.save({"rng": Bomb(tmp_path / "exploded"), "lr_scheduler": None}, path)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            ref = ref.model_copy(update={"sha256": digest, "size_bytes": path.stat().st_size})
+        files.append(ref)
+    changed = learned.checkpoint.model_copy(update={"files": tuple(files)})
+    other = VERL(verl.overrides)
+    with pytest.raises(TrainerError, match="holds more than tensors and numbers"):
+        await other.export(learned.model_copy(update={"checkpoint": changed}), artifacts)
+    other.close()
+    assert not (tmp_path / "exploded").exists()
 
 
 async def test_a_skipped_iteration_changes_nothing_but_the_step(policy_start, artifacts):

@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agl_core.algorithm.verl import checkpoint
 from agl_core.algorithm.verl.advantage import estimate
 from agl_core.algorithm.verl.batch import RowBatch, read_rows
 from agl_core.algorithm.verl.model import mini_batches
 from agl_core.algorithm.verl.worker import UpdateWorker
 from agl_core.errors import TrainerError
 from tests.agl_core.algorithm.verl.conftest import SETTINGS, UNEVEN, compose, make_rows
+from tests.agl_core.algorithm.verl.test_checkpoint import Bomb
 
 
 def plain_log_probs(model: torch.nn.Module, batch: RowBatch, temperature: float) -> torch.Tensor:
@@ -216,6 +218,17 @@ def test_a_token_outside_the_vocabulary_is_an_error(worker, rows):
 def test_a_folder_without_checkpoint_is_refused(worker, tmp_path):
     with pytest.raises(TrainerError, match="no checkpoint of one rank"):
         worker.load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_with_code_in_it_is_refused_and_nothing_of_it_is_used(worker, tmp_path):
+    before = exported(worker, tmp_path / "before")
+    for name in ("model", "optim", "extra_state"):
+        worker.save_checkpoint(tmp_path / name, 0)
+        torch.save({"a": Bomb(tmp_path / "exploded")}, checkpoint.part(tmp_path / name, name))
+        with pytest.raises(TrainerError, match=f"{name}_world.*holds more than tensors"):
+            worker.load_checkpoint(tmp_path / name)
+    assert not (tmp_path / "exploded").exists()
+    assert same_tensors(before, exported(worker, tmp_path / "after"))
 
 
 def take_a_step(policy: Path, checkpoint: Path, folder: Path) -> None:
