@@ -97,6 +97,6 @@ _DECODERS: dict[str, Callable[[str], Any]] = {
     "str": str,
     "int": int,
     "float": float,
-    "bool": {"True": True, "False": False}.__getitem__,
+    "bool": lambda literal: {"true": True, "false": False}[literal.lower()],
     "bytes": _decode_bytes,
 }

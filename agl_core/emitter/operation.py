@@ -127,8 +127,8 @@ class OperationContext:
         self, signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Record the arguments of a call, and the defaults of others, under the names of its
-        parameters, `self` left out, those of `*args` with their number; without a signature as
-        `set_input` does.
+        parameters, `self` left out, those of `*args` with their number, those of `**kwargs` below
+        its name; without a signature as `set_input` does.
         """
         if signature is None:
             self.set_input(*args, **kwargs)
@@ -141,9 +141,7 @@ class OperationContext:
         named: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                named |= value
-            elif kind is inspect.Parameter.VAR_POSITIONAL:
+            if kind is inspect.Parameter.VAR_POSITIONAL:
                 named[name] = _indexed(value)
             elif name not in ("self", "cls"):
                 named[name] = value
@@ -215,13 +213,16 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
         if semconv.OPERATION_NAME in named:
             raise ValueError(f"do not specify both name and {semconv.OPERATION_NAME}")
         named[semconv.OPERATION_NAME] = named.pop("name")
-    return sanitize_attributes(named)
+    recorded: dict[str, AttributeValue] = {}
+    for name, value in named.items():
+        recorded |= _to_attributes(name, value)
+    return recorded
 
 
 def _to_attributes(prefix: str, value: Any) -> dict[str, AttributeValue]:
     """Return a value as attributes; lists of primitives stay whole."""
     try:
-        nested = flatten_attributes({prefix: to_plain(value)}, expand_leaf_lists=False)
+        nested = flatten_attributes({prefix: to_plain(value)})
     except (RecursionError, ValueError):  # too deep, or names that cannot be flattened
         nested = {prefix: value}
     return sanitize_attributes(nested)

@@ -21,6 +21,7 @@ from agl_core.runner.queue import RolloutQueue
 from agl_core.runner.recording import RecordingProxies
 from agl_core.runner.stored_attempt import StoredAttempts
 from agl_core.store.base import LightningStore
+from agl_core.store.older import with_later_methods
 from agl_core.tracer.base import Tracer
 from agl_core.types.core import AttemptedRollout, Hook, Rollout, RolloutMode
 from agl_core.types.resources import NamedResources
@@ -289,7 +290,7 @@ class LitAgentRunner(Runner[T_task]):
         return finished
 
     def _attempts(self) -> StoredAttempts:
-        agent, store = self.get_agent(), self.get_store()
+        agent, store = self.get_agent(), with_later_methods(self.get_store())
         assert self._proxies is not None, "they are set with the store"
         return StoredAttempts(
             agent=agent,
@@ -303,7 +304,7 @@ class LitAgentRunner(Runner[T_task]):
 
     def _queue(self) -> RolloutQueue:
         return RolloutQueue(
-            self.get_store(),
+            with_later_methods(self.get_store()),
             self.get_worker_id(),
             poll_interval_seconds=self.poll_interval,
             jitter_seconds=self.interval_jitter,
@@ -311,7 +312,7 @@ class LitAgentRunner(Runner[T_task]):
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
-            self.get_store(),
+            with_later_methods(self.get_store()),
             self.get_worker_id(),
             interval_seconds=self.heartbeat_interval,
             jitter_seconds=self.interval_jitter,

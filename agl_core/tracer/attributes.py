@@ -1,6 +1,6 @@
 """Attributes of spans: nested values under dotted names, tags, links, exceptions. Pure functions.
 
-{"a": {"b": [1, 2]}}  <->  {"a.b.0": 1, "a.b.1": 2}
+{"a": {"b": [1, "x"], "c": [1, 2]}}  <->  {"a.b.0": 1, "a.b.1": "x", "a.c": [1, 2]}
 """
 
 import json
@@ -32,14 +32,14 @@ AnySpan = TypeVar("AnySpan", bound=_Span)
 
 
 def flatten_attributes(
-    nested: Mapping[str, Any] | Sequence[Any], expand_leaf_lists: bool = True
+    nested: Mapping[str, Any] | Sequence[Any], expand_leaf_lists: bool = False
 ) -> dict[str, Any]:
     """Return the leaves of nested mappings and lists under dotted names; what is empty is left out.
 
     Args:
         nested: Mappings with string keys, lists, and any leaves.
         expand_leaf_lists: Whether a list of primitives of one type is taken apart as well; else it
-            is a leaf.
+            stays one attribute, as OpenTelemetry records lists of one type.
 
     Raises:
         ValueError: A key is not a string or is empty, or two leaves have the same dotted name.

@@ -151,7 +151,7 @@ class Triplet(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-class PaginatedResult(BaseModel, Generic[T_co]):
+class PaginatedResult(BaseModel, Sequence[T_co], Generic[T_co]):
     """One page of an answer; a sequence of its items."""
 
     model_config = _RECORD
