@@ -215,7 +215,7 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
         named[semconv.OPERATION_NAME] = named.pop("name")
     recorded: dict[str, AttributeValue] = {}
     for name, value in named.items():
-        recorded |= _to_attributes(name, value)
+        recorded |= {name: value} if isinstance(value, str) else _to_attributes(name, value)
     return recorded
 
 

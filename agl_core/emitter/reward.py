@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from agl_core import semconv
 from agl_core.emitter.annotation import emit_annotation
@@ -26,6 +26,13 @@ DEFAULT_REWARD_NAME = "primary"
 _AGENTOPS_OUTPUTS = (semconv.AGENTOPS_TASK_OUTPUT, semconv.AGENTOPS_ENTITY_OUTPUT)
 
 AnySpan = TypeVar("AnySpan", bound=SpanLike)
+
+
+class RewardDimension(TypedDict):
+    """One named reward of several."""
+
+    name: str
+    value: float
 
 
 def emit_reward(

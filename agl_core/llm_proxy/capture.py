@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from agl_core import semconv
+from agl_core.llm_proxy.flat_messages import flat_answer, flat_request
 from agl_core.types.training import PolicyRef
 
 JsonObject = dict[str, Any]
@@ -60,6 +61,7 @@ def request_attributes(body: JsonObject) -> dict[str, Any]:
             semconv.REQUEST_MAX_TOKENS: max_tokens,
             semconv.REQUEST_SEED: body.get("seed"),
             semconv.INPUT_MESSAGES: orjson.dumps(body.get("messages")).decode(),
+            **flat_request(body),
         }
     )
 
@@ -87,6 +89,7 @@ def response_attributes(answer: JsonObject, headers: Mapping[str, str]) -> dict[
         semconv.INPUT_TOKENS: usage.get("prompt_tokens"),
         semconv.OUTPUT_TOKENS: usage.get("completion_tokens"),
         semconv.OUTPUT_MESSAGES: orjson.dumps(messages).decode(),
+        **flat_answer(answer),
         semconv.PROMPT_TOKEN_IDS: _token_ids(answer.get("prompt_token_ids")),
         semconv.POLICY_VERSION: headers.get(POLICY_VERSION_HEADER),
         semconv.WEIGHTS_DIGEST: headers.get(WEIGHTS_DIGEST_HEADER),

@@ -155,7 +155,9 @@ _NO_ANSWERS = {500, *range(502, 600)}
 def _refused(response: httpx.Response) -> Exception:
     """Return a refusal as the error that it is in the store's own process."""
     detail = _detail(response)
-    if response.status_code == 405 or (response.status_code, detail) == (404, "Not Found"):
+    if response.status_code == 405 or (
+        response.status_code == 404 and detail in ("Not Found", "HTTP 404 Not Found")
+    ):
         return NoSuchRoute(detail)
     if response.status_code == 410:
         return RuntimeError(detail)

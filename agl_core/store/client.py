@@ -51,7 +51,6 @@ _REMOTE = (
     "get_resources_by_id",
     "get_latest_resources",
     "query_spans",
-    "get_many_span_sequence_ids",
     "query_workers",
     "get_worker_by_id",
     "update_worker",
@@ -129,7 +128,7 @@ class LightningStoreClient(LightningStore):
         """
         added: list[Span] = []
         for batch, content in _batches(spans):
-            if self._lacks(wire.ADD_SPANS):
+            if "add_many_spans" in self._lacking:
                 added += await self._add_one_by_one(batch)
                 continue
             try:
@@ -146,13 +145,32 @@ class LightningStoreClient(LightningStore):
         self, worker_id: str, attempts: Sequence[tuple[str, str]]
     ) -> Sequence[str]:
         """Say that a worker still runs these attempts; return the ids of those that have to stop."""
-        operation = _BY_NAME["renew_leases"]
-        if not self._lacks(operation):
+        if "renew_leases" not in self._lacking:
+            given = {"worker_id": worker_id, "attempts": attempts}
             try:
-                return await self._call(operation, {"worker_id": worker_id, "attempts": attempts})
+                return await self._call(_BY_NAME["renew_leases"], given)
             except NoSuchRoute:
-                self._note_lack(operation, "each attempt is looked at instead")
+                self._note_lack(_BY_NAME["renew_leases"], "each attempt is looked at instead")
         return await renew_one_by_one(self, attempts)
+
+    async def get_many_span_sequence_ids(
+        self, rollout_attempt_ids: Sequence[tuple[str, str]]
+    ) -> Sequence[int]:
+        """Return the next sequence id for each pair of rollout and attempt."""
+        if "get_many_span_sequence_ids" not in self._lacking:
+            operation = _BY_NAME["get_many_span_sequence_ids"]
+            try:
+                return await self._call(operation, {"rollout_attempt_ids": rollout_attempt_ids})
+            except NoSuchRoute:
+                self._note_lack(operation, "sequence ids are asked for one by one")
+        return [
+            (
+                await self._call(
+                    wire.NEXT_SPAN, {"rollout_id": rollout_id, "attempt_id": attempt_id}
+                )
+            )["sequence_id"]
+            for rollout_id, attempt_id in rollout_attempt_ids
+        ]
 
     async def _add_one_by_one(self, spans: Sequence[Span]) -> list[Span]:
         """Keep spans at a server of Agent Lightning 0.3, which answers null for a known one."""
@@ -163,9 +181,6 @@ class LightningStoreClient(LightningStore):
             if _answer(operation, response) is not None:
                 added.append(span)
         return added
-
-    def _lacks(self, operation: wire.Operation) -> bool:
-        return operation.name in self._lacking
 
     def _note_lack(self, operation: wire.Operation, instead: str) -> None:
         logger.info(

@@ -55,7 +55,9 @@ def flatten_attributes(
 def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         children = list(value.items())
-    elif isinstance(value, list | tuple) and (expand_leaf_lists or not _is_uniform(value)):
+    elif isinstance(value, list | tuple) and (
+        expand_leaf_lists or not path or not value or not _is_uniform(value)
+    ):
         children = [(str(number), child) for number, child in enumerate(value)]
     else:
         yield path, value

@@ -6,11 +6,17 @@ alone, as Agent Lightning allows, runs too: what it yields is its own, and it st
 itself; emitters and the recording proxy need the three.
 """
 
+import functools
 import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -292,6 +298,29 @@ class Tracer(ParallelWorkerBase):
             raise
         finally:
             recording.finalize(end_time)
+
+
+def with_active_tracer_context(
+    method: Callable[..., AbstractAsyncContextManager[T]],
+) -> Callable[..., AbstractAsyncContextManager[T]]:
+    """Decorate the `trace_context` of a tracer of one's own: inside the block, the tracer records
+    what the running code emits.
+    """
+
+    @functools.wraps(method)
+    @asynccontextmanager
+    async def decorated(self: Tracer, *args: Any, **kwargs: Any) -> AsyncGenerator[T]:
+        is_active = get_active_tracer() is not None
+        if not is_active:
+            set_active_tracer(self)
+        try:
+            async with method(self, *args, **kwargs) as given:
+                yield given
+        finally:
+            if not is_active:
+                clear_active_tracer()
+
+    return decorated
 
 
 def _own_ids() -> tuple[str, str]:
