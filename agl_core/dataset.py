@@ -2,13 +2,13 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import fsspec
 
-from agl_core.errors import ConfigError, ConflictError, StoreError
+from agl_core.errors import ConfigError, ConflictError, LedgerError, StoreError
 from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.storage import Storage
 from agl_core.store.json_text import encode
@@ -25,10 +25,13 @@ def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
     Raises:
         ConfigError: The file is missing, cannot be read, is not UTF-8 or is empty, or a line is not
             JSON; the message names the line.
+        LedgerError: It is a published version, and holds other rows than when it was published.
     """
     rows: list[str] = []
+    text = _read_text(uri, access)
+    _check_version(uri, text)
     # Not splitlines: a row may hold U+2028 and its like as they are.
-    for number, line in enumerate(_read_text(uri, access).split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -76,9 +79,23 @@ def publish_rows(storage: Storage, name: str, rows: Sequence[str]) -> str:
     """
     data = "".join(f"{row}\n" for row in rows).encode()
     key = f"datasets/{name}/{hashlib.sha256(data).hexdigest()[:16]}.jsonl"
-    with suppress(ConflictError):  # published before: the key is the digest of the content
+    try:
         storage.write_once(key, data)
+    except ConflictError:  # published before: the key is the digest of the content
+        if (found := storage.read(key)) != data:
+            _check_version(key, found.decode(errors="replace"))
     return f"{storage.uri}/{key}"
+
+
+def _check_version(uri: str, text: str) -> None:
+    """Compare the rows of a published version with its name; other files have no such name."""
+    named = re.search(r"(?:^|/)datasets/[^/]+/([0-9a-f]{16})\.jsonl$", uri)
+    found = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if named and named[1] != found:
+        raise LedgerError(
+            f"{uri} holds rows with digest {found}, it was published with {named[1]}: it was "
+            "changed after that; publish the rows that you mean, which makes a version of its own"
+        )
 
 
 def _read_text(uri: str, access: S3Access) -> str:

@@ -32,6 +32,10 @@ class ConfigError(AglError, ValueError):
     """The caller's configuration or data cannot be used as it is."""
 
 
+class NothingToRetryError(ConfigError):
+    """What is started again is recorded, so that nothing would use what it gives."""
+
+
 class LedgerError(AglError, RuntimeError):
     """The ledger cannot be read or written, or holds something that contradicts itself."""
 

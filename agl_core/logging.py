@@ -80,6 +80,7 @@ def setup_module(
     extra_handlers: Sequence[logging.Handler] = (),
     formatter: logging.Formatter | None = None,
     file: str | Path | None = None,
+    disable_existing_loggers: bool = False,
 ) -> logging.Logger:
     """Set one logger up and return it; a second call replaces what the first one set up.
 
@@ -92,6 +93,8 @@ def setup_module(
         extra_handlers: Further handlers, as they are.
         formatter: Instead of `DEFAULT_FORMAT`; not for `extra_handlers`.
         file: Where lines are appended.
+        disable_existing_loggers: Whether loggers that are there already write nothing from now on,
+            but for this one and those below it.
     """
     formatter = formatter or logging.Formatter(DEFAULT_FORMAT, DATE_FORMAT)
     handlers: list[logging.Handler] = []
@@ -111,6 +114,8 @@ def setup_module(
         setattr(handler, _OURS, True)
     for handler in [*handlers, *extra_handlers]:
         logger.addHandler(handler)
+    if disable_existing_loggers:
+        _disable_others([name])
     return logger
 
 

@@ -20,12 +20,13 @@ from agl_core.algorithm.iterative import IterativeAlgorithm
 from agl_core.config import RunConfig
 from agl_core.dataset import read_jsonl
 from agl_core.errors import AglError
-from agl_core.ledger.run import Dataset, RunRecord, open_run
+from agl_core.ledger.run import NewFile, RunRecord, open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.litagent.decorator import load_agent
 from agl_core.prepared import PreparedRun
 from agl_core.serving.attached import check_attached
 from agl_core.serving.launch import check_server
+from agl_core.sources import local_sources
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def examine(
 
 def _examine(
     config: RunConfig, credentials: S3Credentials | None, checks: Checks
-) -> tuple[PreparedRun, list[Dataset]]:
+) -> tuple[PreparedRun, list[NewFile[Any]]]:
     access = S3Access(config.s3, credentials)
     with checks("settings of the algorithm are honoured"):
         algorithm = build_algorithm(config)
@@ -110,7 +111,7 @@ def _compare(
     inputs: dict[str, Sequence[str]],
     access: S3Access,
     checks: Checks,
-) -> tuple[PreparedRun, list[Dataset]]:
+) -> tuple[PreparedRun, list[NewFile[Any]]]:
     """Check the model against the data, and that the ledger can be written and is free."""
     with checks("model is there and fits the data"):
         base = identity.base_model(algorithm.model_path)
@@ -123,18 +124,21 @@ def _compare(
         conditional_put = ledger.storage.probe()
         ledger.starts.refuse_if_held()
     datasets = {name: ledger.dataset(name, rows) for name, rows in inputs.items()}
+    paths = local_sources(config.agent.partition(":")[0])
+    sources = {name: ledger.source(path.read_bytes()) for name, path in paths.items()}
     record = RunRecord(
         run_id=config.run_id,
         config=config,
-        datasets={name: dataset.ref for name, dataset in datasets.items()},
+        datasets={name: new.ref for name, new in datasets.items()},
         base=base,
         code=identity.code(config.agent),
+        sources={name: new.ref for name, new in sources.items()},
         packages=identity.packages(),
         conditional_put=conditional_put,
         created=time.time(),
     )
     run = PreparedRun(config, ledger, record, algorithm, inputs, start_state)
-    return run, list(datasets.values())
+    return run, [*datasets.values(), *sources.values()]
 
 
 def prepare_run(
@@ -184,10 +188,10 @@ def prepare_own_run(
     return _begin(*compared, allow_changed=allow_changed)
 
 
-def _begin(run: PreparedRun, datasets: list[Dataset], *, allow_changed: bool) -> PreparedRun:
+def _begin(run: PreparedRun, new: list[NewFile[Any]], *, allow_changed: bool) -> PreparedRun:
     """Write the run's identity, or find the one that is there."""
-    recorded = run.ledger.start(run.record, datasets, allow_changed=allow_changed)
-    run.ledger.code = run.record.code
+    recorded = run.ledger.start(run.record, new, allow_changed=allow_changed)
+    run.ledger.code, run.ledger.packages = run.record.code, run.record.packages
     return replace(run, record=_as_of_now(recorded, run.record))
 
 

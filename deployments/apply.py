@@ -1,6 +1,7 @@
 """Bring a Prefect server to a plan: read what is there, write only what differs."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from prefect.client.schemas.actions import (
     WorkPoolCreate,
     WorkPoolUpdate,
 )
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import Automation, AutomationCore
@@ -25,8 +27,12 @@ from prefect.workers.utilities import (
 from pydantic import TypeAdapter
 
 from agl_core.errors import ConfigError
-from deployments.plan import Deployment, Json, Plan, Schedule
+from deployments.plan import Deployment, Json, Plan, Schedule, heartbeat_seconds
 
+_ZOMBIES = "agl-killed-flow-runs"
+_MISSED_HEARTBEATS = 3
+_PAGE = 200
+"""Deployments that Prefect lists at once."""
 _Trigger: "TypeAdapter[DeploymentTriggerTypes]" = TypeAdapter(DeploymentTriggerTypes)
 
 
@@ -65,8 +71,10 @@ class Reconciler:
         """Yield one change for each thing, in the order in which they need each other.
 
         Raises:
-            ConfigError: Prefect knows no such pool type, or a pool of that name has another one.
+            ConfigError: Prefect knows no such pool type, a pool of that name has another one, or
+                a heartbeat is not a number.
         """
+        slowest_heartbeat = self._slowest_heartbeat()
         for pool in self._plan.pools:
             yield self._pool(pool)
             if self._plan.queue is not None:
@@ -74,7 +82,30 @@ class Reconciler:
         for wanted in self._plan.deployments:
             yield from self._deployment(wanted)
         for automation in self._plan.automations:
+            if automation["name"] == _ZOMBIES:
+                automation["trigger"]["within"] = _MISSED_HEARTBEATS * slowest_heartbeat
             yield self._automation(AutomationCore.model_validate(automation))
+
+    def _slowest_heartbeat(self) -> int:
+        """Return the longest interval, in seconds, between heartbeats of any deployment of our
+        flows, those of other calls included: one automation waits for all of them.
+        """
+        wanted = {deployment.full_name: deployment for deployment in self._plan.deployments}
+        flows = {deployment.flow_name for deployment in self._plan.deployments}
+        seconds = [deployment.heartbeat_seconds for deployment in wanted.values()]
+        named = FlowFilter(name=FlowFilterName(any_=sorted(flows)))
+        names = {flow.id: flow.name for flow in self._client.read_flows(flow_filter=named)}
+        for offset in itertools.count(0, _PAGE):
+            page = self._client.read_deployments(flow_filter=named, limit=_PAGE, offset=offset)
+            others = {f"{names[found.flow_id]}/{found.name}": found for found in page}
+            seconds += [
+                heartbeat_seconds(name, found.job_variables or {})
+                for name, found in others.items()
+                if name not in wanted
+            ]
+            if len(page) < _PAGE:
+                break
+        return max(seconds)
 
     def _pool(self, name: str) -> Change:
         limit = self._plan.pool_limit

@@ -20,10 +20,12 @@ from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig, S3Settings, check_settings
 from agl_core.dataset import publish_dataset
 from agl_core.errors import AglError, ConfigError, RunCancelled
+from agl_core.ledger.files import hashed
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
 from agl_core.ledger.storage import open_storage
 from agl_core.ledger.verify import find_late, verify_run
+from agl_core.lost_output import outlive_output
 from agl_core.preflight import prepare_run
 from agl_core.prepared import PreparedRun
 from agl_core.terminal import RunDisplay, iterations_table
@@ -202,10 +204,17 @@ def dataset_publish(
     uri = publish_dataset(open_storage(ledger, access), name, data, access)
     from deployments.dataset_event import tell  # prefect takes two seconds
 
-    listening = tell(name, uri)
+    listeners = tell(name, uri)
     _answers.print(uri, soft_wrap=True)
-    if listening:
-        said = f"A run of it is started by {', '.join(listening)}."
+    if listeners.had_runs:
+        runs = ", ".join(f"{known} (flow run {run})" for known, run in listeners.had_runs.items())
+        said = (
+            f"These rows were published before and have a run of {runs}: nothing is started. "
+            f"To train on them again: prefect deployment run {listeners.names[0]} "
+            f"--param new_run=true --param train_data={uri}"
+        )
+    elif listeners.names:
+        said = f"A run of it is started by {', '.join(listeners.names)}."
     else:
         said = (
             f"No deployment listens to {name}: agl deploy my_run.yaml --on-dataset {name} sets "
@@ -245,13 +254,19 @@ def ledger_verify(
     differences = verify_run(found)
     for line in differences:
         _answers.print(line)
-    for key in find_late(found):
-        _answers.print(f"{key} arrived after the commit; it is unused", soft_wrap=True)
     if differences:
         raise typer.Exit(1)
-    _answers.print(
-        f"Run {run_id}: {len(found.manifests())} iterations, every file as its manifest says."
-    )
+    for key in find_late(found):
+        _answers.print(f"{key} arrived after the commit; it is unused", soft_wrap=True)
+    committed = found.committed()
+    _answers.print(f"Run {run_id}: {committed} iterations, every file as its manifest says.")
+    if committed:
+        digest = hashed(found.storage, found.iteration(committed - 1).manifest_key).sha256
+        _answers.print(
+            f"The last manifest vouches for all of it and has sha256 {digest}: keep that elsewhere,"
+            " since whoever can write to the ledger could rewrite the whole run.",
+            soft_wrap=True,
+        )
 
 
 def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
@@ -380,6 +395,7 @@ def _log_to_stderr() -> None:
 def main() -> None:
     """Run the command; a mistake of the user gives one sentence and status 2, not a traceback."""
     _log_to_stderr()
+    outlive_output()
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:
         app()

@@ -27,8 +27,10 @@ _HERE = Path(__file__).parent
 _TRAINING_FLOW = "training-run"
 _SHARD_FLOW = "rollout-shard"
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
-ZOMBIES = "agl-killed-flow-runs"
-_MISSED_HEARTBEATS = 3
+_HEARTBEAT_SECONDS = 60
+"""Of a deployment whose `prefect.yaml` does not say."""
+_PREFECT_HEARTBEAT_SECONDS = 180
+"""Prefect's own default, for deployments that `agl deploy` did not make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class Deployment:
         """Name by which Prefect finds it."""
         return f"{self.flow_name}/{self.name}"
 
+    @property
+    def heartbeat_seconds(self) -> int:
+        """Seconds between the heartbeats of its flow runs."""
+        return heartbeat_seconds(self.full_name, self.fields["job_variables"])
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -93,6 +100,22 @@ class Plan:
     queue: str | None
     deployments: tuple[Deployment, ...]
     automations: tuple[Json, ...] = field(default=())
+
+
+def heartbeat_seconds(deployment: str, job_variables: Json) -> int:
+    """Return the seconds between the heartbeats of a deployment's flow runs.
+
+    Raises:
+        ConfigError: The variable is not a whole number.
+    """
+    value = (job_variables.get("env") or {}).get(HEARTBEAT, _PREFECT_HEARTBEAT_SECONDS)
+    try:
+        return int(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"deployment {deployment}: {HEARTBEAT} is {value!r}, not a whole number of seconds; "
+            "correct it in prefect.yaml or on the server"
+        ) from error
 
 
 def make_plan(configs: Sequence[RunConfig], options: Options, folder: Path) -> Plan:
@@ -125,7 +148,7 @@ def make_plan(configs: Sequence[RunConfig], options: Options, folder: Path) -> P
         pool_limit=options.pool_limit,
         queue=options.queue,
         deployments=deployments,
-        automations=_automations(options),
+        automations=tuple(yaml.safe_load((_HERE / "automations.yaml").read_text())["automations"]),
     )
 
 
@@ -195,8 +218,10 @@ def _deployment(spec: Json, options: Options, folder: Path) -> Deployment:
     os.environ["PWD"] = str(folder)  # a parent may have started us elsewhere
     pool = apply_values(copy.deepcopy(spec["work_pool"]), {})
     variables = pool.get("job_variables", {})
+    env = {HEARTBEAT: str(_HEARTBEAT_SECONDS), **variables.get("env", {})}
     if options.heartbeat_seconds is not None:
-        variables["env"] = {**variables.get("env", {}), HEARTBEAT: str(options.heartbeat_seconds)}
+        env[HEARTBEAT] = str(options.heartbeat_seconds)
+    variables["env"] = env
     pull = spec.get("pull")
     if is_shard and options.shard_folder is not None:
         variables["working_dir"] = options.shard_folder
@@ -255,11 +280,3 @@ def _trigger(spec: Json, options: Options) -> Json:
     if options.dataset in (None, "off"):
         return spec
     return {**spec, "match": {"prefect.resource.id": f"agl.dataset.{options.dataset}"}}
-
-
-def _automations(options: Options) -> tuple[Json, ...]:
-    found = yaml.safe_load((_HERE / "automations.yaml").read_text())["automations"]
-    for automation in found:
-        if automation["name"] == ZOMBIES and options.heartbeat_seconds is not None:
-            automation["trigger"]["within"] = _MISSED_HEARTBEATS * options.heartbeat_seconds
-    return tuple(found)

@@ -43,6 +43,9 @@ CLIENT_SETTINGS = {
     # The proxy and other threads log outside any flow run.
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_CLI_PROMPT": "false",
+    # Prefect's shortest (its default is 180): where `agl deploy` has installed the automations, a
+    # flow run is marked Crashed after three times the interval of the deployed ones.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
 }
 
 _START_SECONDS = 180.0

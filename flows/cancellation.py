@@ -18,7 +18,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
-from agl_core.errors import RunCancelled
+from agl_core.errors import ExecutionError, RunCancelled
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,18 @@ _STOP_SECONDS = 8.0
 """In which a cancelled flow must stop."""
 
 
+class ProcessExit(ExecutionError):  # noqa: N818 - what happened, which ends a flow as Crashed
+    """Code in a flow's process called `sys.exit`, which would have ended the process."""
+
+
 async def until_cancelled(body: Coroutine[Any, Any, Result]) -> Result:
     """Return what a flow's body returns.
 
     Raises:
         RunCancelled: Its flow run was cancelled, or this code was.
+        ProcessExit: Code in the body called `sys.exit`.
     """
-    task = asyncio.create_task(body)
+    task = asyncio.create_task(_without_exit(body))
     watch = asyncio.create_task(_cancellation(flow_run.id))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -54,6 +59,18 @@ async def until_cancelled(body: Coroutine[Any, Any, Result]) -> Result:
     finally:
         watch.cancel()
         await _stop(task)
+
+
+async def _without_exit(body: Coroutine[Any, Any, Result]) -> Result:
+    """Await the body. SystemExit would end the event loop and so cancel every flow in it, which
+    looks like an interrupt.
+    """
+    try:
+        return await body
+    except SystemExit as error:
+        raise ProcessExit(
+            f"{flow_run.name} crashed: code in its process called sys.exit({error.code!r})"
+        ) from error
 
 
 async def _why_stopped() -> str:

@@ -48,7 +48,7 @@ async def roll_out(ref: IterationRef, stage: str, rollout_set: str, policy: Poli
             await fan_out.run(pending)
             attempt.values |= fan_out.measures()
         check_failures(rollouts, context.current().run.config.failures)
-        attempt.values |= {"rollout_set": rollout_set, "claims": len(rollouts.claims())}
+        rollouts.record(attempt)
 
 
 def _measured(iteration: IterationLedger) -> Measured | None:

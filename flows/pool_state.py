@@ -1,6 +1,7 @@
 """How a flow run on a work pool stands, and what it waits for in words."""
 
 import logging
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,10 @@ from websockets.exceptions import WebSocketException
 from flows.patience import patiently
 
 logger = logging.getLogger(__name__)
+
+_WORKER_LABEL = "prefect.worker.name"
+_UNNAMED_SECONDS = 60.0
+"""A worker puts its name on a run within moments of taking it; a dead one never does."""
 
 
 async def why_not_started(run: Any) -> str:
@@ -49,6 +54,31 @@ async def _problems(client: PrefectClient, run: Any, pool_name: str) -> list[str
         found.append(f"the pool runs {pool.concurrency_limit} flow runs at once")
     state = run.state.name if run.state else "unknown"
     return [*found, f"its state is {state}"]
+
+
+async def why_never_started(run: Any) -> str:
+    """Return why a flow run that a worker took will not start; empty while it still may.
+
+    Prefect leaves such a run Pending for ever: no other worker takes it.
+    """
+    if run.work_pool_name is None or not (run.state and run.state.is_pending()):
+        return ""
+    taker = (run.labels or {}).get(_WORKER_LABEL)
+    try:
+        async with get_client() as client:
+            workers = await client.read_workers_for_work_pool(run.work_pool_name)
+    except (httpx.HTTPError, ObjectNotFound) as error:
+        logger.debug("cannot look for the worker of flow run %s: %r", run.id, error)
+        return ""
+    where = f"work pool {run.work_pool_name}"
+    if taker is None:
+        seconds = (datetime.now(UTC) - run.state.timestamp).total_seconds()
+        if seconds < _UNNAMED_SECONDS:
+            return ""
+        return f"a worker of {where} took it {seconds:.0f} s ago and died before it said which"
+    if any(worker.name == taker and worker.status == "ONLINE" for worker in workers):
+        return ""
+    return f"worker {taker} of {where} took it and is gone"
 
 
 async def look(run_id: UUID, seconds: int) -> Any | None:

@@ -22,7 +22,7 @@ from agl_core.ledger.signs import SignOfLife, read_sign
 from agl_core.ledger.starts import RunStarts
 from agl_core.runner.shard import ShardRef
 from flows.patience import patiently
-from flows.pool_state import look, why_not_started
+from flows.pool_state import look, why_never_started, why_not_started
 from flows.rollout_shard import rollout_shard
 
 logger = logging.getLogger(__name__)
@@ -118,6 +118,8 @@ class _PoolShard:
         """Return why the shard is not waited for any longer; empty where it is."""
         now = time.monotonic()
         if not (run.state and run.state.is_running()) and self.began is None:
+            if reason := await why_never_started(run):
+                return reason
             await self._check_start(run, now)
             return ""
         if self.began is None:

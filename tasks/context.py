@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.config import RunConfig, S3Settings
-from agl_core.errors import ConfigError, LedgerError
+from agl_core.errors import ConfigError, LedgerError, NothingToRetryError
 from agl_core.ledger.holding import held
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.s3_access import S3Access
@@ -143,7 +143,7 @@ def _check_open(ledger: RunLedger, iteration: int) -> None:
     """
     committed = ledger.committed()
     if iteration < committed:
-        raise ConfigError(
+        raise NothingToRetryError(
             f"iteration {iteration} of run {ledger.run_id!r} is committed and cannot be retried: "
             f"look at it with `agl ledger show {ledger.run_id}`, or start another run under "
             "another run id"

@@ -3,6 +3,7 @@
 from prefect.artifacts import acreate_markdown_artifact
 
 from agl_core.ledger import files
+from agl_core.ledger.chain import seal
 from agl_core.ledger.manifest import Manifest
 from agl_core.ledger.run import RunLedger
 from agl_core.plot import reward_plot
@@ -12,7 +13,8 @@ from tasks.report import number
 
 @ledger_task(name="plot", task_run_name="plot")
 async def plot(ledger: RunLedger) -> str:
-    """Write the reward plot of a run that is done and return its key; a plot that is there stays.
+    """Write the reward plot of a run that is done, seal the run, and return the plot's key; what is
+    there stays.
 
     The same numbers are shown as a page of the run.
     """
@@ -20,6 +22,7 @@ async def plot(ledger: RunLedger) -> str:
     if not ledger.storage.exists(ledger.plot_key):
         picture = reward_plot(manifests, title=f"run {ledger.run_id}")
         files.put_bytes(ledger.storage, ledger.plot_key, picture)
+    seal(ledger)
     await acreate_markdown_artifact(
         key=f"{ledger.run_id}-run",
         markdown=run_report(ledger, manifests),

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.utilities.urls import url_for
 
+from agl_core.ledger.files import hashed
 from agl_core.ledger.manifest import Manifest, RewardSummary
 from agl_core.runner.failed import FailedRollout
 from agl_core.runner.shard import Shard
 from agl_core.stages.commit import read_manifest
-from agl_core.types.outcome import Coverage, FailureKind
+from agl_core.types.outcome import CallCoverage, Coverage, FailureKind, TokenCoverage
 from tasks.context import IterationRef
 from tasks.policies import ledger_task
 
@@ -25,7 +26,7 @@ async def report(ref: IterationRef) -> None:
     """Show an iteration's manifest as a page of the run."""
     await acreate_markdown_artifact(
         key=f"{ref.run_id}-iterations",
-        markdown=iteration_report(read_manifest(ref.open()), ref.ledger),
+        markdown=iteration_report(read_manifest(ref.open()), ref.ledger, manifest_sha256(ref)),
         description=f"iteration {ref.iteration}",
     )
 
@@ -83,8 +84,20 @@ def _cell(text: str) -> str:
     return f"`{line[:_MAX_CELL]}...`" if len(line) > _MAX_CELL else f"`{line}`"
 
 
-def iteration_report(manifest: Manifest, ledger: str) -> str:
-    """Return an iteration's summary as markdown."""
+def manifest_sha256(ref: IterationRef) -> str:
+    """Return the sha256 of an iteration's manifest."""
+    iteration = ref.open()
+    return hashed(iteration.storage, iteration.manifest_key).sha256
+
+
+def iteration_report(manifest: Manifest, ledger: str, sha256: str = "") -> str:
+    """Return an iteration's summary as markdown.
+
+    Args:
+        manifest: Of the iteration.
+        ledger: Where it lies.
+        sha256: Of the manifest's file.
+    """
     version_out = manifest.policy_out.version if manifest.policy_out else "none"
     folder = f"{ledger}/runs/{manifest.run_id}/iterations/{manifest.iteration:06d}"
     lines = [
@@ -119,6 +132,7 @@ def iteration_report(manifest: Manifest, ledger: str) -> str:
         "",
         "## Record",
         f"- manifest: `{folder}/manifest.json`",
+        *([f"- sha256 of the manifest: `{sha256}`"] if sha256 else []),
         f"- content digest: `{manifest.content_digest}`",
         *(f"- changed since the run began: {difference}" for difference in manifest.changed),
         f"- {len(manifest.files)} files, "
@@ -165,17 +179,19 @@ def _coverage_row(coverage: Coverage) -> str:
     return f"| {' | '.join(map(str, counts))} |"
 
 
+def _sampled_line(what: str, found: CallCoverage | TokenCoverage) -> str:
+    dropped = "".join(f", {count} {reason}" for reason, count in found.dropped.items())
+    kept = f"{found.trained} trained, {found.masked} masked"
+    return f"- {what}: {found.sampled} sampled, {kept}{dropped}"
+
+
 def _token_lines(manifest: Manifest) -> list[str]:
-    """Say what became of the sampled tokens, and how often trajectories broke off."""
+    """Say what became of the sampled calls and tokens, and how often trajectories broke off."""
+    lines = [_sampled_line("model calls", manifest.calls)] if manifest.calls else []
     if manifest.tokens is None:
-        return []
-    tokens = manifest.tokens
-    dropped = "".join(f", {count} {reason}" for reason, count in tokens.dropped.items())
+        return lines
     breaks = ", ".join(f"{count} {kind}" for kind, count in manifest.breaks.items() if count)
-    return [
-        f"- tokens: {tokens.sampled} sampled, {tokens.trained} trained, {tokens.masked} masked"
-        f"{dropped}; breaks: {breaks or 'none'}"
-    ]
+    return [*lines, f"{_sampled_line('tokens', manifest.tokens)}; breaks: {breaks or 'none'}"]
 
 
 def _reward_row(label: str, summary: RewardSummary) -> str:

@@ -124,6 +124,7 @@ def main() -> None:
     for name in ("model", "served-model-name", "host", "middleware", "logprobs-mode"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--worker-extension-cls", required=True)
+    parser.add_argument("--generation-config", required=True, choices=["vllm"])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--no-token-ids", action="store_true")
     parser.add_argument("--fail", action="store_true")

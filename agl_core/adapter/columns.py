@@ -10,7 +10,7 @@ from agl_core import semconv
 from agl_core.adapter.call_rewards import match_call_rewards
 from agl_core.errors import TraceError
 from agl_core.ledger.spans import TOKEN_COLUMNS
-from agl_core.ledger.tables import TRIPLETS
+from agl_core.ledger.tables import SPANS, TRIPLETS, column
 
 
 def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> pa.Table:
@@ -32,15 +32,10 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
         each id.
     """
     counted = outcomes.filter(pc.and_(outcomes["final"], pc.equal(outcomes["kind"], "succeeded")))
+    counts = _is_of(spans, counted)
     answered = pc.and_(
         pc.equal(spans["name"], semconv.LLM_CALL_SPAN), pc.not_equal(spans["status"], "ERROR")
     )
-    # By rollout and attempt: an attempt id is short, two rollouts may have the same.
-    deciding = pc.take(
-        counted["attempt_id"].combine_chunks(),
-        pc.index_in(spans["index"], value_set=counted["index"].combine_chunks()),
-    )
-    counts = pc.fill_null(pc.equal(spans["attempt_id"], deciding), False)
     calls = spans.filter(pc.and_(answered, counts)).sort_by(
         [("index", "ascending"), ("call_index", "ascending")]
     )
@@ -62,10 +57,51 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
             ),
             "policy_version": calls["policy_version"],
             "temperature": calls["temperature"],
+            "sampling": column(calls, "sampling", SPANS),
+            "max_tokens": column(calls, "max_tokens", SPANS),
             "finish_reason": calls["finish_reason"],
         },
         schema=TRIPLETS,
     )
+
+
+CALL_COLUMNS = ["index", "attempt_id", "name", "finish_reason", "output_tokens"]
+"""What `count_sampled_calls` reads of spans."""
+
+
+def count_sampled_calls(spans: pa.Table, outcomes: pa.Table, also: pa.Array | None = None) -> int:
+    """Return the number of model calls that sampled tokens, in rollouts that succeeded.
+
+    Calls without whole token ids count too: `spans_to_triplets` leaves them out, and nobody else
+    would miss them.
+
+    Args:
+        spans: Columns `CALL_COLUMNS` of some rollouts' spans.
+        outcomes: Columns `index`, `attempt_id`, `kind` and `final` of at least these rollouts.
+        also: Places of further rollouts whose calls count, however these ended.
+    """
+    counts = pc.equal(outcomes["kind"], "succeeded")
+    if also is not None:
+        counts = pc.or_(counts, pc.is_in(outcomes["index"], value_set=also))
+    has_tokens = pc.or_(
+        pc.is_valid(spans["finish_reason"]),
+        pc.fill_null(pc.greater(spans["output_tokens"], 0), False),
+    )
+    is_call = pc.and_(pc.equal(spans["name"], semconv.LLM_CALL_SPAN), has_tokens)
+    deciding = outcomes.filter(pc.and_(outcomes["final"], counts))
+    return pc.sum(pc.and_(is_call, _is_of(spans, deciding))).as_py() or 0
+
+
+def _is_of(spans: pa.Table, attempts: pa.Table) -> pa.ChunkedArray:
+    """Return which spans are of these attempts, at most one a rollout.
+
+    By rollout and attempt: an attempt id is short, two rollouts may have the same.
+    """
+    deciding = pc.take(
+        attempts["attempt_id"].combine_chunks(),
+        pc.index_in(spans["index"], value_set=attempts["index"].combine_chunks()),
+    )
+    return pc.fill_null(pc.equal(spans["attempt_id"], deciding), False)
 
 
 def _look_up(keys: pa.ChunkedArray, index: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:

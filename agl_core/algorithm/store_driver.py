@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from agl_core import env_var, progress
 from agl_core.algorithm.own_run import prepare
 from agl_core.algorithm.store_rollouts import StoreRollouts, cancel_leftovers
+from agl_core.ledger.chain import seal
 from agl_core.ledger.holding import held
 from agl_core.ledger.manifest import Manifest
 from agl_core.ledger.rollout_set import RolloutSet
@@ -94,6 +95,7 @@ async def drive(
             while not algorithm.done(run.state_after(committed)):
                 await driver.iterate(ledger.iteration(committed))
                 committed += 1
+    seal(ledger)
     return RunResult(ledger.run_id, ledger.storage.uri, tuple(ledger.manifests()))
 
 
@@ -191,7 +193,7 @@ class _Driver:
             if pending:
                 await self._run_rollouts(rollouts, pending, policy)
             check_failures(rollouts, self._run.config.failures)
-            attempt.values |= {"rollout_set": rollouts.name, "claims": len(rollouts.claims())}
+            rollouts.record(attempt)
 
     async def _run_rollouts(
         self, rollouts: RolloutSet, pending: list[int], policy: PolicyRef

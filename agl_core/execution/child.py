@@ -20,6 +20,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from agl_core.errors import ExecutionError
+from agl_core.lost_output import outlive_output
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,7 @@ def _live(
 ) -> None:
     """Be the process: run the target; its error becomes the last words, and exit status 1."""
     os.setpgid(0, 0)
+    outlive_output()
     # Inherited by fork are the parent's handlers, by spawn what it ignores.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

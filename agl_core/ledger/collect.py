@@ -1,18 +1,15 @@
 """Gather what the shards of a set flushed into one table of attempts and one of spans."""
 
-import json
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agl_core import semconv
 from agl_core.errors import TraceError
 from agl_core.ledger.manifest import RewardSummary
+from agl_core.ledger.recount import summarise_set
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import StageAttempt
 from agl_core.ledger.tables import SPANS
-from agl_core.trajectory.coverage import summarise_rewards
 from agl_core.types.training import PolicyRef
 
 
@@ -33,15 +30,8 @@ def collect_set(
         for spans in rollouts.iter_spans():
             _check_served(spans, policy)
             writer.append(spans)
-    final = outcomes.filter(outcomes["final"])
-    notes: list[dict[str, Any]] = [json.loads(text) for text in final["annotations"].to_pylist()]
-    return summarise_rewards(
-        len(rollouts.read_requests(["index"])),
-        outcomes,
-        notes,
-        pass_reward=pass_reward,
-        policy_version=policy.version,
-    )
+    expected = len(rollouts.read_requests(["index"]))
+    return summarise_set(expected, outcomes, pass_reward, policy.version)
 
 
 def _check_served(spans: pa.Table, policy: PolicyRef) -> None:

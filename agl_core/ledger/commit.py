@@ -2,7 +2,7 @@
 digest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
+from agl_core.ledger.chain import changes_until, differences_of, earlier_files
 from agl_core.ledger.digest import json_digest, table_digest
 from agl_core.ledger.manifest import Cost, Difference, Manifest, RewardSummary
-from agl_core.ledger.recount import Recount, check_collected, recount
-from agl_core.ledger.run import RunRecord
+from agl_core.ledger.recount import Recount, check_collected, check_stated, recount
+from agl_core.ledger.run import RunLedger, RunRecord
 from agl_core.ledger.stages import STAGES, IterationLedger, StageRecord
 from agl_core.ledger.storage import Storage
 from agl_core.ledger.tables import BATCH_ROWS, OUTCOMES, TRIPLETS
@@ -23,8 +24,11 @@ from agl_core.types.training import FileRef, PolicyRef
 _NEEDED = ("propose", "publish", "rollout", "collect", "adapt", "update", "export")
 """Stages of every iteration; the others are there only where something is validated."""
 _TRIPLET_COLUMNS = {
-    1: ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward"),
     2: ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward", "rewards"),
+    3: (
+        *("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward", "rewards"),
+        *("temperature", "sampling", "max_tokens"),
+    ),
 }
 """Columns in the content digest, by the version of the table that holds them."""
 _BATCH_COLUMNS = {
@@ -37,19 +41,13 @@ _BATCH_COLUMNS = {
 }
 
 
-def commit(
-    iteration: IterationLedger,
-    run: RunRecord,
-    prefect: dict[str, Any],
-    changed: Sequence[Difference] = (),
-) -> Manifest:
+def commit(iteration: IterationLedger, run: RunRecord, prefect: dict[str, Any]) -> Manifest:
     """Write the manifest of an iteration whose stages have all finished.
 
     Args:
         iteration: The iteration.
         run: Identity of its run.
         prefect: Ids of the Prefect runs, for `observed`.
-        changed: What starts of the run were allowed to change.
 
     Raises:
         LedgerError: A rollout is unaccounted for, a stage has no record, or one states something
@@ -57,22 +55,76 @@ def commit(
         LeaseLostError: Another process carries the run on.
         ConflictError: The iteration was committed by another process.
     """
-    records = [record for name in STAGES if (record := iteration.record(name))]
-    stages = {record.stage: record for record in records}
+    ledger = RunLedger(iteration.storage, iteration.run_id)
+    stages = read_stages(iteration)
+    start = iteration.lease.number if iteration.lease else None
+    manifest = build_manifest(
+        iteration,
+        stages,
+        run,
+        changed=differences_of(changes_until(ledger, iteration.iteration)),
+        listed=_all_files(iteration, stages.values()),
+        earlier=earlier_files(ledger, iteration.iteration, start),
+        start=start,
+        prefect=prefect,
+    )
+    iteration.check_lease()
+    files.put_json(iteration.storage, iteration.manifest_key, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def read_stages(iteration: IterationLedger) -> dict[str, StageRecord]:
+    """Return the records of an iteration whose stages have all finished, in order.
+
+    Raises:
+        LedgerError: One has no record.
+    """
+    stages = {name: record for name in STAGES if (record := iteration.record(name))}
     for name in _NEEDED:
         if name not in stages:
             raise LedgerError(f"iteration {iteration.iteration}: stage {name} has no record")
-    coverage, rows = _checked_coverage(iteration, stages)
+    return stages
+
+
+def build_manifest(
+    iteration: IterationLedger,
+    stages: Mapping[str, StageRecord],
+    run: RunRecord,
+    *,
+    changed: Sequence[Difference],
+    listed: Sequence[FileRef],
+    earlier: Sequence[FileRef],
+    start: int | None,
+    prefect: Mapping[str, Any],
+) -> Manifest:
+    """Return what the manifest of an iteration has to say, everything counted from its files.
+
+    Args:
+        iteration: The iteration.
+        stages: Records of its stages.
+        run: Identity of its run, with code and packages of the start that commits it.
+        changed: What starts up to then were allowed to change.
+        listed: Every file of the iteration.
+        earlier: Files of the run that were there before.
+        start: The start that commits it; None where no process holds the run.
+        prefect: Ids of the Prefect runs.
+
+    Raises:
+        LedgerError: A rollout is unaccounted for, or a stage states something else than its files
+            say.
+    """
+    coverage, rows, calls = _checked_coverage(iteration, stages, run.config.pass_reward)
     if coverage.unknown:
         raise LedgerError(
             f"iteration {iteration.iteration}: {coverage.unknown} rollouts are unaccounted for: "
             f"{coverage}"
         )
-    state = files.read_json(iteration.storage, stages["export"].file("state").key)
+    check_stated(iteration, stages)
+    state = files.read_json(iteration.storage, stages["export"].file("state"))
     policy_in = PolicyRef.model_validate(stages["propose"].values["policy_in"])
     policy_out = PolicyRef.model_validate(state["policy"])
-    manifest = Manifest(
-        run_id=run.run_id,
+    return Manifest(
+        run_id=iteration.run_id,
         iteration=iteration.iteration,
         identity=run.model_dump(mode="json", exclude={"created"}),
         changed=tuple(changed),
@@ -81,28 +133,30 @@ def commit(
         state=state,
         coverage=coverage,
         rows=rows,
+        calls=calls,
         tokens=stages["adapt"].values.get("tokens"),
         breaks=stages["adapt"].values.get("breaks", {}),
         rewards=RewardSummary.model_validate(stages["collect"].values["rewards"]),
         validation=_validation(stages),
         update=stages["update"].values.get("metrics", {}),
         cost=_cost(iteration, stages),
-        files=tuple(_all_files(iteration, records)),
+        files=tuple(listed),
+        earlier=tuple(earlier),
         content_digest=content_digest(iteration, run, stages, policy_out),
         observed={
-            "prefect": prefect,
+            "prefect": dict(prefect),
+            "start": start,
             "stages": {
-                record.stage: record.model_dump(exclude={"outputs", "values", "stage"})
-                for record in records
+                name: record.model_dump(exclude={"outputs", "values", "stage"})
+                for name, record in stages.items()
             },
         },
     )
-    iteration.check_lease()
-    files.put_json(iteration.storage, iteration.manifest_key, manifest.model_dump(mode="json"))
-    return manifest
 
 
-def _checked_coverage(iteration: IterationLedger, stages: dict[str, StageRecord]) -> Recount:
+def _checked_coverage(
+    iteration: IterationLedger, stages: Mapping[str, StageRecord], pass_reward: float
+) -> Recount:
     """Return the coverage as counted from the records, after the update, and demand that `adapt`
     states what it was before.
 
@@ -111,11 +165,11 @@ def _checked_coverage(iteration: IterationLedger, stages: dict[str, StageRecord]
     """
     for name in ("evaluate_base", "evaluate"):
         if name in stages:
-            check_collected(iteration, stages[name])
+            check_collected(iteration, stages[name], pass_reward)
     adapted = stages["adapt"]
-    before, after = recount(iteration, stages["collect"], adapted, stages["update"])
+    before, after = recount(iteration, stages["collect"], adapted, stages["update"], pass_reward)
     for name, counted in before._asdict().items():
-        if type(counted).model_validate(adapted.values[name]) != counted:
+        if counted is not None and type(counted).model_validate(adapted.values[name]) != counted:
             raise LedgerError(
                 f"iteration {iteration.iteration}: stage adapt states {name} "
                 f"{adapted.values[name]}, the records say {counted}"
@@ -123,7 +177,7 @@ def _checked_coverage(iteration: IterationLedger, stages: dict[str, StageRecord]
     return after
 
 
-def _validation(stages: dict[str, StageRecord]) -> dict[str, RewardSummary]:
+def _validation(stages: Mapping[str, StageRecord]) -> dict[str, RewardSummary]:
     found: dict[str, RewardSummary] = {}
     for name in ("evaluate_base", "evaluate"):
         if name in stages:
@@ -132,7 +186,7 @@ def _validation(stages: dict[str, StageRecord]) -> dict[str, RewardSummary]:
     return found
 
 
-def _cost(iteration: IterationLedger, stages: dict[str, StageRecord]) -> Cost:
+def _cost(iteration: IterationLedger, stages: Mapping[str, StageRecord]) -> Cost:
     """Add up calls and tokens over every recorded attempt, training and validation."""
     totals = {"model_calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
     failed, failed_tokens = 0, 0
@@ -141,7 +195,7 @@ def _cost(iteration: IterationLedger, stages: dict[str, StageRecord]) -> Cost:
             continue
         outcomes = files.read_table(
             iteration.storage,
-            stages[name].file("outcomes").key,
+            stages[name].file("outcomes"),
             OUTCOMES,
             ["kind", "num_calls", "prompt_tokens", "completion_tokens"],
         )
@@ -160,7 +214,7 @@ def _cost(iteration: IterationLedger, stages: dict[str, StageRecord]) -> Cost:
     )
 
 
-def _all_files(iteration: IterationLedger, records: list[StageRecord]) -> list[FileRef]:
+def _all_files(iteration: IterationLedger, records: Iterable[StageRecord]) -> list[FileRef]:
     """Return a reference to every file of the iteration; those without one yet are hashed in
     parts.
     """
@@ -168,22 +222,15 @@ def _all_files(iteration: IterationLedger, records: list[StageRecord]) -> list[F
     found: list[FileRef] = []
     for key in iteration.storage.list(iteration.prefix):
         if key not in known:
-            known[key] = _reference(iteration, key)
+            known[key] = files.refer(iteration.storage, key)
         found.append(known[key])
     return found
-
-
-def _reference(iteration: IterationLedger, key: str) -> FileRef:
-    with iteration.storage.open(key) as source:
-        sha256, size = files.sha256_of(source), source.tell()
-    rows = files.count_rows(iteration.storage, key) if key.endswith(".parquet") else None
-    return FileRef(key=key, sha256=sha256, size_bytes=size, rows=rows)
 
 
 def content_digest(
     iteration: IterationLedger,
     run: RunRecord,
-    stages: dict[str, StageRecord],
+    stages: Mapping[str, StageRecord],
     policy_out: PolicyRef,
 ) -> str:
     """Digest what was learned from what; see the description of `agl_core.ledger.manifest`."""
@@ -191,8 +238,8 @@ def content_digest(
     return json_digest(
         {
             "datasets": {name: ref.digest for name, ref in run.datasets.items()},
-            "triplets": _digest(storage, adapted.file("triplets").key, TRIPLETS, _TRIPLET_COLUMNS),
-            "batch": _digest(storage, adapted.file("batch").key, BATCH_ROWS, _BATCH_COLUMNS),
+            "triplets": _digest(storage, adapted.file("triplets"), TRIPLETS, _TRIPLET_COLUMNS),
+            "batch": _digest(storage, adapted.file("batch"), BATCH_ROWS, _BATCH_COLUMNS),
             "update_metrics": stages["update"].values.get("metrics", {}),
             "weights": policy_out.weights_digest,
         }
@@ -200,7 +247,8 @@ def content_digest(
 
 
 def _digest(
-    storage: Storage, key: str, schema: pa.Schema, columns: dict[int, tuple[str, ...]]
+    storage: Storage, file: FileRef, schema: pa.Schema, columns: dict[int, tuple[str, ...]]
 ) -> str:
-    names = columns[files.read_version(storage, key, schema)]
-    return table_digest(files.read_table(storage, key, schema, names), names)
+    with files.open_table(storage, file, schema) as table:
+        names = columns[table.version]
+        return table_digest(table.read(names), names)

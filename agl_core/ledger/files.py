@@ -1,25 +1,43 @@
 """Files of the ledger with their sha256: write and read bytes, JSON, tables and folders, by
 reference.
 
-Tables are read by columns or by row groups; large files are hashed and copied in parts.
+Whoever reads a file gives its reference, and gets content with the sha256 of the record or an
+error; a file that nothing has recorded is read as `Unrecorded`. A file is read once: hashed and
+kept in memory, above 64 MiB in a temporary file. Tables are then read by columns or row groups.
 """
 
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, ValidationError
 
 from agl_core.errors import LedgerError
 from agl_core.ledger.storage import Storage
 from agl_core.types.training import FileRef, FolderRef
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
 _PART = 1 << 20
+_IN_MEMORY = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """A file whose sha256 stands nowhere: it is a record itself, or its stage has none yet."""
+
+    key: str
+
+
+File = FileRef | Unrecorded
 
 
 def sha256_of(source: BinaryIO) -> str:
@@ -52,9 +70,82 @@ def put_json(storage: Storage, key: str, value: Any) -> FileRef:
     return put_bytes(storage, key, text.encode() + b"\n")
 
 
-def read_json(storage: Storage, key: str) -> Any:
-    """Return the value of a JSON file."""
-    return json.loads(storage.read(key))
+def refer(storage: Storage, key: str) -> FileRef:
+    """Return the reference of a file by reading it."""
+    rows = count_rows(storage, key) if key.endswith(".parquet") else None
+    return hashed(storage, key).model_copy(update={"rows": rows})
+
+
+def hashed(storage: Storage, key: str) -> FileRef:
+    """Return sha256 and size of a file by reading it, whatever it holds."""
+    with storage.open(key) as source:
+        return FileRef(key=key, sha256=sha256_of(source), size_bytes=source.tell())
+
+
+def read_bytes(storage: Storage, file: File) -> bytes:
+    """Return the content of a small file.
+
+    Raises:
+        LedgerError: It is missing, cannot be read, or has another sha256 than its record says.
+    """
+    data = storage.read(file.key)
+    _compare(file, sha256_of_bytes(data))
+    return data
+
+
+def read_json(storage: Storage, file: File) -> Any:
+    """Return the value of a JSON file.
+
+    Raises:
+        LedgerError: As `read_bytes`, or it holds no JSON.
+    """
+    data = read_bytes(storage, file)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _broken(file.key, f"it is no JSON: {error}") from error
+
+
+def read_model(storage: Storage, file: File, kind: type[ModelT]) -> ModelT:
+    """Return what a JSON file holds.
+
+    Raises:
+        LedgerError: As `read_bytes`, or it does not hold that; the message names the first thing
+            that is wrong.
+    """
+    data = read_bytes(storage, file)
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        reason = f"{place}: {first['msg']}" if place else first["msg"]
+        raise _broken(file.key, f"it holds no {kind.__name__} ({reason})") from error
+
+
+def _broken(key: str, reason: str) -> LedgerError:
+    return LedgerError(
+        f"{key} cannot be used: {reason}. It was changed or cut short after it was written: put a "
+        "copy back, or start another run under another run id"
+    )
+
+
+def _compare(file: File, sha256: str) -> None:
+    if isinstance(file, FileRef) and file.sha256 != sha256:
+        raise LedgerError(f"{file.key} has sha256 {sha256}, its record says {file.sha256}")
+
+
+@contextmanager
+def _checked(storage: Storage, file: File) -> Generator[BinaryIO]:
+    """Yield the content of a file after its sha256 was compared with the record's."""
+    with storage.open(file.key) as source, tempfile.SpooledTemporaryFile(_IN_MEMORY) as kept:
+        digest = hashlib.sha256()
+        while part := source.read(_PART):
+            digest.update(part)
+            kept.write(part)
+        _compare(file, digest.hexdigest())
+        kept.seek(0)
+        yield cast("Any", kept)
 
 
 def put_file(storage: Storage, key: str, path: Path, rows: int | None = None) -> FileRef:
@@ -103,9 +194,7 @@ def _verify(path: Path, ref: FileRef) -> None:
     if not path.is_file():
         raise LedgerError(f"{ref.key} is missing")
     with path.open("rb") as source:
-        found = sha256_of(source)
-    if found != ref.sha256:
-        raise LedgerError(f"{ref.key} has sha256 {found}, its record says {ref.sha256}")
+        _compare(ref, sha256_of(source))
 
 
 def put_table(storage: Storage, key: str, table: pa.Table) -> FileRef:
@@ -150,47 +239,66 @@ def table_writer(path: Path, schema: pa.Schema) -> Generator[TableWriter]:
         writer.close()
 
 
+class TableReader:
+    """A table of the ledger whose content was checked."""
+
+    def __init__(self, file: pq.ParquetFile) -> None:
+        self._file = file
+        self.version = _version(file.schema_arrow)
+        """Of the schema that it was written with."""
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the table, or some of its columns."""
+        return self._file.read(columns=list(columns) if columns is not None else None)
+
+    def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield it one row group at a time."""
+        names = list(columns) if columns is not None else None
+        for group in range(self._file.num_row_groups):
+            yield self._file.read_row_group(group, columns=names)
+
+
+@contextmanager
+def open_table(storage: Storage, file: File, schema: pa.Schema) -> Generator[TableReader]:
+    """Open a table of the ledger.
+
+    Raises:
+        LedgerError: The file is missing, has another sha256 than its record says, or holds another
+            kind of table.
+    """
+    with _checked(storage, file) as source:
+        parquet = _open_parquet(file.key, source)
+        _check_schema(file.key, parquet.schema_arrow, schema)
+        yield TableReader(parquet)
+
+
+def _open_parquet(key: str, source: BinaryIO) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source)
+    except pa.ArrowInvalid as error:
+        raise _broken(key, f"it is no Parquet file: {' '.join(str(error).split())}") from error
+
+
 def read_table(
-    storage: Storage, key: str, schema: pa.Schema, columns: Sequence[str] | None = None
+    storage: Storage, file: File, schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return a table of the ledger, or some of its columns.
-
-    Raises:
-        LedgerError: The file is missing or holds another kind of table.
-    """
-    with storage.open(key) as source:
-        file = pq.ParquetFile(source)
-        _check_schema(key, file.schema_arrow, schema)
-        return file.read(columns=list(columns) if columns is not None else None)
-
-
-def read_version(storage: Storage, key: str, schema: pa.Schema) -> int:
-    """Return the version of the schema that a table of the ledger was written with.
-
-    Raises:
-        LedgerError: The file is missing or holds another kind of table.
-    """
-    with storage.open(key) as source:
-        found = pq.ParquetFile(source).schema_arrow
-    _check_schema(key, found, schema)
-    return _version(found)
+    """Return a table of the ledger, or some of its columns; errors as `open_table`."""
+    with open_table(storage, file, schema) as table:
+        return table.read(columns)
 
 
 def iter_tables(
-    storage: Storage, key: str, schema: pa.Schema, columns: Sequence[str] | None = None
+    storage: Storage, file: File, schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield a table of the ledger one row group at a time."""
-    with storage.open(key) as source:
-        file = pq.ParquetFile(source)
-        _check_schema(key, file.schema_arrow, schema)
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=list(columns) if columns is not None else None)
+    """Yield a table of the ledger one row group at a time; errors as `open_table`."""
+    with open_table(storage, file, schema) as table:
+        yield from table.groups(columns)
 
 
 def count_rows(storage: Storage, key: str) -> int:
     """Return the number of rows that a Parquet file's own footer states."""
     with storage.open(key) as source:
-        return pq.ParquetFile(source).metadata.num_rows
+        return _open_parquet(key, source).metadata.num_rows
 
 
 def _check_schema(key: str, found: pa.Schema, expected: pa.Schema) -> None:

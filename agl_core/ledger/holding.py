@@ -43,6 +43,8 @@ async def held(
         automatic=automatic,
         flow_run_id=flow_run_id,
         flow_run_name=flow_run_name,
+        code=ledger.code,
+        packages=ledger.packages,
     )
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

@@ -5,11 +5,11 @@ triplets, batch columns, drop reasons, update metrics, weights): two runs that d
 same one. Times, attempts, hosts and Prefect's ids stand in `observed`, outside it.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from agl_core.types.outcome import Coverage, RowCoverage, TokenCoverage
+from agl_core.types.outcome import CallCoverage, Coverage, RowCoverage, TokenCoverage
 from agl_core.types.training import FileRef, PolicyRef
 
 
@@ -64,7 +64,8 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: int = 1
+    schema_version: Literal[1, 2] = 2
+    """Version 1 named no earlier files."""
     run_id: str
     iteration: int
     identity: dict[str, Any]
@@ -80,6 +81,9 @@ class Manifest(BaseModel):
     """The algorithm's state after this iteration; the next one starts from it."""
     coverage: Coverage
     rows: RowCoverage
+    calls: CallCoverage | None = None
+    """Model calls of the training rollouts that ended with a reward; None in manifests of before
+    they were counted."""
     tokens: TokenCoverage | None = None
     """Of the training rollouts; None in manifests of before it was counted."""
     breaks: dict[str, int] = {}
@@ -95,6 +99,11 @@ class Manifest(BaseModel):
     cost: Cost
     files: tuple[FileRef, ...]
     """Every file of the iteration, superseded tries included."""
+    earlier: tuple[FileRef, ...] = ()
+    """Files of the run that were there before: its identity and changes, datasets, code, starts and
+    their ends, and the manifest of the iteration before. So each manifest vouches for those before
+    it.
+    """
     content_digest: str
     observed: dict[str, Any]
-    """Times, hosts, tries, Prefect ids."""
+    """Times, hosts, tries, the start that committed it, Prefect ids."""

@@ -2,14 +2,17 @@
 chunks.
 
     rollouts/<set>/
+        requests.parquet                   who shall run; written once, before anything runs
         resources.json                     the policy and sampling parameters that the rollouts are
-        given requests.parquet                   who shall run; written once, before anything runs
+                                           given, and the sha256 of the requests
         claims/0001.json                   indices that shard attempt 1 takes
         chunks/0001-0001.spans.parquet     what it finished, flushed as it goes
         chunks/0001-0001.outcomes.parquet  written after the spans: with it the rollouts count as
         finished
 
-The latest claim that lists a rollout decides: results of an earlier claim are kept and unused.
+The latest claim that lists a rollout decides: results of an earlier claim are kept and unused. When
+all have ended, the record of their stage names every file of the set; later stages read those alone
+(`RolloutSet.recorded`), so what a zombie flushes after that is kept and unused too.
 """
 
 import os
@@ -22,12 +25,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
+from agl_core.errors import LedgerError
 from agl_core.ledger import files
-from agl_core.ledger.stages import IterationLedger
+from agl_core.ledger.files import File, Unrecorded
+from agl_core.ledger.stages import IterationLedger, StageAttempt
 from agl_core.ledger.tables import OUTCOMES, REQUESTS, SPANS
 from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import JsonDict
-from agl_core.types.training import FileRef, PolicyRef
+from agl_core.types.training import FileRef, FolderRef, PolicyRef
+
+_STAGES = ("rollout_base", "rollout", "rollout_new")
+_RECORDED = "rollouts"
+"""Name of a set's files among the outputs of its stage."""
 
 
 class SetResources(BaseModel):
@@ -37,6 +46,8 @@ class SetResources(BaseModel):
 
     policy: PolicyRef
     sampling_parameters: JsonDict
+    requests: FileRef | None = None
+    """None in sets of before it was noted."""
 
 
 class Claim(BaseModel):
@@ -72,24 +83,58 @@ class RolloutSet:
         self.resources_key = f"{self.prefix}resources.json"
         self.requests_key = f"{self.prefix}requests.parquet"
         self._check_lease = iteration.check_lease
+        self._recorded: dict[str, FileRef] | None = None
+        """By key; None while no record names the set's files."""
+        self._requests: File | None = None
+
+    @classmethod
+    def recorded(cls, iteration: IterationLedger, name: str) -> "RolloutSet":
+        """Return the set as the record of its stage has it; as it lies there without a record."""
+        rollouts = cls(iteration, name)
+        for stage in _STAGES:
+            record = iteration.record(stage)
+            if record is not None and record.values.get("rollout_set") == name:
+                folder = record.outputs.get(_RECORDED)
+                if isinstance(folder, FolderRef):
+                    rollouts._recorded = {file.key: file for file in folder.files}
+        return rollouts
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether only what a record names is read."""
+        return self._recorded is not None
+
+    def record(self, stage: StageAttempt) -> None:
+        """Name the set's files, as they are now, in the record of its stage."""
+        found = [files.refer(self.storage, key) for key in self.storage.list(self.prefix)]
+        stage.outputs[_RECORDED] = FolderRef(prefix=self.prefix, files=tuple(found))
+        stage.values |= {"rollout_set": self.name, "claims": len(self._claim_keys())}
 
     def write_requests(
         self, requests: pa.Table, policy: PolicyRef, sampling_parameters: JsonDict
     ) -> None:
-        """Write the resources and the requests, once; a set that has them already keeps those."""
-        resources = SetResources(policy=policy, sampling_parameters=sampling_parameters)
-        if not self.storage.exists(self.resources_key):
-            files.put_json(self.storage, self.resources_key, resources.model_dump(mode="json"))
+        """Write the requests and the resources, once; a set that has them already keeps those."""
         if not self.storage.exists(self.requests_key):
             files.put_table(self.storage, self.requests_key, requests)
+        if not self.storage.exists(self.resources_key):
+            resources = SetResources(
+                policy=policy,
+                sampling_parameters=sampling_parameters,
+                requests=files.refer(self.storage, self.requests_key),
+            )
+            files.put_json(self.storage, self.resources_key, resources.model_dump(mode="json"))
 
     def read_resources(self) -> SetResources:
         """Return what the rollouts are given."""
-        return SetResources.model_validate_json(self.storage.read(self.resources_key))
+        return files.read_model(self.storage, self._file(self.resources_key), SetResources)
 
     def read_requests(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the requests (schema `REQUESTS`), ordered by `index`."""
-        return files.read_table(self.storage, self.requests_key, REQUESTS, columns)
+        if self._requests is None:
+            file = self._file(self.requests_key)
+            named = self.read_resources().requests if isinstance(file, Unrecorded) else None
+            self._requests = named or file
+        return files.read_table(self.storage, self._requests, REQUESTS, columns)
 
     def claim(self, indices: Sequence[int], retry_of: int | None = None) -> Claim:
         """Take rollouts for one shard attempt, under the next free number.
@@ -125,11 +170,14 @@ class RolloutSet:
 
     def read_claim(self, number: int) -> Claim:
         """Return one claim."""
-        return Claim.model_validate_json(self.storage.read(self._claim_key(number)))
+        return self._read_claim(self._claim_key(number))
+
+    def _read_claim(self, key: str) -> Claim:
+        return files.read_model(self.storage, self._file(key), Claim)
 
     def claims(self) -> list[Claim]:
         """Return all claims, oldest first."""
-        claims = [Claim.model_validate_json(self.storage.read(key)) for key in self._claim_keys()]
+        claims = [self._read_claim(key) for key in self._claim_keys()]
         return sorted(claims, key=lambda claim: claim.number)  # by name, 10000 is before 9999
 
     def put_chunk(self, claim: int, number: int, spans: pa.Table, outcomes: pa.Table) -> Chunk:
@@ -186,8 +234,8 @@ class RolloutSet:
         done: set[int] = set()
         for number, stem in self._chunk_stems():
             if number == claim.number:
-                key = f"{stem}.outcomes.parquet"
-                table = files.read_table(self.storage, key, OUTCOMES, ["index", "final"])
+                file = self._file(f"{stem}.outcomes.parquet")
+                table = files.read_table(self.storage, file, OUTCOMES, ["index", "final"])
                 done.update(table.filter(table["final"])["index"].to_pylist())
         return sorted(set(claim.indices) - done)
 
@@ -196,8 +244,8 @@ class RolloutSet:
         latest = self.deciding_claims()
         for claim, stem, outcomes in self._flushed_outcomes():
             counted = {index for index in outcomes["index"].to_pylist() if latest[index] == claim}
-            key = f"{stem}.spans.parquet"
-            for table in files.iter_tables(self.storage, key, SPANS):
+            file = self._file(f"{stem}.spans.parquet")
+            for table in files.iter_tables(self.storage, file, SPANS):
                 counts = [index in counted for index in table["index"].to_pylist()]
                 yield table.filter(pa.array(counts, pa.bool_()))
 
@@ -209,14 +257,32 @@ class RolloutSet:
         """
         seen: set[tuple[int, int]] = set()
         for claim, stem in self._chunk_stems():
-            table = files.read_table(self.storage, f"{stem}.outcomes.parquet", OUTCOMES)
+            file = self._file(f"{stem}.outcomes.parquet")
+            table = files.read_table(self.storage, file, OUTCOMES)
             indices = table["index"].to_pylist()
             is_new = pa.array([(claim, index) not in seen for index in indices], pa.bool_())
             seen.update((claim, index) for index in indices)
             yield claim, stem, table.filter(is_new)
 
     def _claim_keys(self) -> list[str]:
-        return self.storage.list(f"{self.prefix}claims/")
+        return self._keys(f"{self.prefix}claims/")
+
+    def _keys(self, prefix: str) -> list[str]:
+        if self._recorded is None:
+            return self.storage.list(prefix)
+        return sorted(key for key in self._recorded if key.startswith(prefix))
+
+    def _file(self, key: str) -> File:
+        """Return what names a file of the set.
+
+        Raises:
+            LedgerError: The set is recorded, and this file is not.
+        """
+        if self._recorded is None:
+            return Unrecorded(key)
+        if key not in self._recorded:
+            raise LedgerError(f"{key} is not in the record of the stage that ran {self.name}")
+        return self._recorded[key]
 
     def _claim_key(self, number: int) -> str:
         return f"{self.prefix}claims/{number:04d}.json"
@@ -224,6 +290,6 @@ class RolloutSet:
     def _chunk_stems(self) -> list[tuple[int, str]]:
         """Return claim number and key stem of every complete flush, in order."""
         suffix = ".outcomes.parquet"
-        keys = self.storage.list(f"{self.prefix}chunks/")
+        keys = self._keys(f"{self.prefix}chunks/")
         stems = [key.removesuffix(suffix) for key in keys if key.endswith(suffix)]
         return [(int(stem.rsplit("/", 1)[1].split("-")[0]), stem) for stem in stems]

@@ -5,36 +5,40 @@ runs/<run_id>/
     changes/0001.json            what a start was allowed to change, and the identity from then on
     starts/, signs/              see `starts`
     data/train-<digest>.parquet  the rows as they were read
+    code/<digest>.py             the agent's modules
     iterations/000000/...        see `stages`
 """
 
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from agl_core.config import RUN_ID_PATTERN, RunConfig
-from agl_core.errors import ConfigError
+from agl_core.errors import ConfigError, LedgerError
 from agl_core.failures import FailureSettings
 from agl_core.ledger import files
 from agl_core.ledger.digest import table_digest
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.manifest import Difference, Manifest
 from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.starts import RunLease, RunStarts
 from agl_core.ledger.storage import Storage, open_storage
 from agl_core.ledger.tables import DATASET
+from agl_core.sources import source_diff, source_digest
 from agl_core.types.training import FileRef, PolicyRef
 
 logger = logging.getLogger(__name__)
 
 CODE_IDENTITY = ("agent_sha256", "git_commit", "git_dirty")
-"""Of `RunRecord.code`, what must not change from one start to the next."""
+"""Of `RunRecord.code`, what must not change from one start to the next where the agent's sources
+are not known (a notebook, a record of before they were kept)."""
 
 
 class DatasetRef(BaseModel):
@@ -48,11 +52,24 @@ class DatasetRef(BaseModel):
     file: FileRef
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """A dataset on its way to the ledger."""
+class SourceRef(BaseModel):
+    """One of the agent's source files."""
 
-    ref: DatasetRef
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digest: str
+    """Of its syntax tree, without docstrings."""
+    file: FileRef
+
+
+RefT = TypeVar("RefT", DatasetRef, SourceRef)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile(Generic[RefT]):
+    """A file of the identity on its way to the ledger."""
+
+    ref: RefT
     content: bytes
     """Of its file."""
     is_kept: bool
@@ -83,11 +100,17 @@ class RunRecord(BaseModel):
     base: BaseModelRecord
     code: dict[str, Any]
     """Commit of the working tree, sha256 of the agent's source, version of this package."""
+    sources: dict[str, SourceRef] = {}
+    """The agent's module and what it imports of its project, by place below the project."""
     packages: dict[str, str]
     """Versions of the packages that shape results."""
     conditional_put: bool
     """Whether the ledger's store itself refuses second writes, as found by the first preflight."""
     created: float
+
+    def files(self) -> list[FileRef]:
+        """Return the files that the identity refers to."""
+        return [ref.file for ref in (*self.datasets.values(), *self.sources.values())]
 
     @model_validator(mode="before")
     @classmethod
@@ -135,7 +158,9 @@ class RunLedger:
         self.lease: RunLease | None = None
         """Of this process, while it carries the run on."""
         self.code: dict[str, Any] = {}
-        """Of this process, for the records of its stages."""
+        """Of this process, for the records of its starts and stages."""
+        self.packages: dict[str, str] = {}
+        """Of this process, for the records of its starts."""
         self.record_key = f"{self.prefix}run.json"
         self.plot_key = f"{self.prefix}report/reward.png"
 
@@ -150,8 +175,13 @@ class RunLedger:
 
     def changes(self) -> list[RunChange]:
         """Return what starts were allowed to change, oldest first."""
-        keys = self.storage.list(f"{self.prefix}changes/")
-        return [RunChange.model_validate_json(self.storage.read(key)) for key in keys]
+        return [
+            files.read_model(self.storage, Unrecorded(key), RunChange) for key in self.change_keys()
+        ]
+
+    def change_keys(self) -> list[str]:
+        """Return the keys of what starts were allowed to change, oldest first."""
+        return self.storage.list(f"{self.prefix}changes/")
 
     def first_record(self) -> RunRecord:
         """Return the identity with which the run began.
@@ -162,7 +192,7 @@ class RunLedger:
         if not self.exists():
             self.storage.list(self.prefix)  # says more where there is no bucket either
             raise ConfigError(f"there is no run {self.run_id!r} in {self.storage.uri}")
-        return RunRecord.model_validate_json(self.storage.read(self.record_key))
+        return files.read_model(self.storage, Unrecorded(self.record_key), RunRecord)
 
     def exists(self) -> bool:
         """Say whether the run was started."""
@@ -172,52 +202,72 @@ class RunLedger:
         """Return the keys of one iteration."""
         return IterationLedger(self.storage, self.run_id, number, self.lease, self.code)
 
-    def dataset(self, name: str, rows: Sequence[str]) -> Dataset:
-        """Return JSON texts as the dataset that `start` keeps; the same rows are kept once."""
+    def dataset(self, name: str, rows: Sequence[str]) -> NewFile[DatasetRef]:
+        """Return JSON texts as the dataset that `start` keeps; the same rows are kept once.
+
+        Raises:
+            LedgerError: The file of these rows is there, and holds others.
+        """
         table = pa.table({"row": range(len(rows)), "input": list(rows)}, schema=DATASET)
         digest = table_digest(table, ["row", "input"])
         key = f"{self.prefix}data/{name}-{digest.removeprefix('sha256:')[:16]}.parquet"
         is_kept = self.storage.exists(key)
         content = self.storage.read(key) if is_kept else files.table_bytes(table)
         file = files.reference(key, content, rows=len(rows))
-        return Dataset(DatasetRef(digest=digest, rows=len(rows), file=file), content, is_kept)
+        if is_kept:
+            kept = files.read_table(self.storage, file, DATASET)
+            if (found := table_digest(kept, ["row", "input"])) != digest:
+                raise LedgerError(f"{key} holds rows with digest {found}, its name says {digest}")
+        ref = DatasetRef(digest=digest, rows=len(rows), file=file)
+        return NewFile(ref, content, is_kept)
+
+    def source(self, content: bytes) -> NewFile[SourceRef]:
+        """Return a source file that `start` keeps, once."""
+        key = f"{self.prefix}code/{files.sha256_of_bytes(content)[:16]}.py"
+        file = files.reference(key, content)
+        ref = SourceRef(digest=source_digest(content), file=file)
+        return NewFile(ref, content, self.storage.exists(key))
 
     def start(
         self,
         record: RunRecord,
-        datasets: Iterable[Dataset] = (),
+        new: Sequence[NewFile[Any]] = (),
         *,
         allow_changed: bool = False,
     ) -> RunRecord:
-        """Write the datasets, then the identity; return the one that is there if it is the same.
+        """Write datasets and sources, then the identity; return the one that is there if it is the
+        same.
 
         Args:
             record: Identity as this process finds it.
-            datasets: What `record.datasets` refers to.
+            new: What the record refers to.
             allow_changed: Go on with another identity; what differs is recorded, and the manifests
                 say so from then on.
 
         Raises:
+            LedgerError: The identity was changed after an iteration was committed.
             ConfigError: The run exists with another identity; the message names what differs, and
                 nothing was written.
         """
         if not self.exists():
-            self._keep(datasets)
+            self._keep(new)
             files.put_json(self.storage, self.record_key, record.model_dump(mode="json"))
             return record
+        self._check_identity()
         recorded = self.record()
-        differences = tuple(_differences(_identity(recorded), _identity(record)))
+        differences = tuple(find_differences(recorded, record))
         if not differences:
             return recorded
         if not allow_changed:
             raise ConfigError(
                 f"run {self.run_id!r} exists in {self.storage.uri} with another configuration: "
-                + "; ".join(map(str, differences))
+                + "; ".join(map(_in_words, differences))
                 + ". Choose another run id, start it as it was, or go on with --allow-changed ("
                 f"prefect deployment run training-run/{self.run_id} --param allow_changed=true): "
                 "the manifests will say what changed"
+                + "".join(f"\n{diff}" for diff in self._diffs(recorded, record, new))
             )
-        self._keep(datasets)
+        self._keep(new)
         change = RunChange(
             created=time.time(),
             iteration=self.committed(),
@@ -229,10 +279,24 @@ class RunLedger:
         logger.warning("run %s goes on changed: %s", self.run_id, "; ".join(map(str, differences)))
         return record
 
-    def _keep(self, datasets: Iterable[Dataset]) -> None:
-        for dataset in datasets:
-            if not dataset.is_kept:
-                self.storage.write_once(dataset.ref.file.key, dataset.content)
+    def _keep(self, new: Sequence[NewFile[Any]]) -> None:
+        for key, file in {file.ref.file.key: file for file in new}.items():
+            if not file.is_kept:
+                self.storage.write_once(key, file.content)
+
+    def _diffs(
+        self, recorded: RunRecord, record: RunRecord, new: Sequence[NewFile[Any]]
+    ) -> Iterator[str]:
+        """Yield how each of the agent's sources changed."""
+        contents = {file.ref.file.key: file.content for file in new}
+        for difference in _source_differences(recorded, record):
+            name = difference.key.removeprefix(_SOURCES)
+            was, now = recorded.sources.get(name), record.sources.get(name)
+            yield source_diff(
+                name,
+                files.read_bytes(self.storage, was.file) if was else b"",
+                contents.get(now.file.key, b"") if now else b"",
+            )
 
     def committed(self) -> int:
         """Return the number of committed iterations."""
@@ -243,13 +307,37 @@ class RunLedger:
 
     def manifest(self, iteration: int) -> Manifest:
         """Return the manifest of a committed iteration."""
-        return Manifest.model_validate_json(
-            self.storage.read(self.iteration(iteration).manifest_key)
-        )
+        key = self.iteration(iteration).manifest_key
+        return files.read_model(self.storage, Unrecorded(key), Manifest)
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests of all committed iterations, in order."""
-        return [self.manifest(number) for number in range(self.committed())]
+        """Return the manifests of all committed iterations, in order.
+
+        Raises:
+            LedgerError: One cannot be read, or has another sha256 than the next one says.
+        """
+        found: list[Manifest] = []
+        named: dict[str, FileRef] = {}
+        for number in reversed(range(self.committed())):
+            key = self.iteration(number).manifest_key
+            manifest = files.read_model(self.storage, named.get(key) or Unrecorded(key), Manifest)
+            named = {file.key: file for file in manifest.earlier}
+            found.append(manifest)
+        return found[::-1]
+
+    def _check_identity(self) -> None:
+        """Compare identity and changes with what the last manifest says of them.
+
+        Raises:
+            LedgerError: One has another sha256.
+        """
+        committed = self.committed()
+        if not committed:
+            return
+        own = {self.record_key, *self.change_keys()}
+        for file in self.manifest(committed - 1).earlier:
+            if file.key in own:
+                files.read_bytes(self.storage, file)
 
 
 def open_run(
@@ -265,6 +353,7 @@ def open_run(
     return RunLedger(open_storage(ledger, access, conditional_put=conditional_put), run_id)
 
 
+_SOURCES = "sources."
 _MAY_CHANGE = {
     "ledger",
     "s3",
@@ -291,8 +380,43 @@ def _identity(record: RunRecord) -> dict[str, Any]:
         "base_model": record.base.policy.weights_digest,
         "tokenizer": record.base.tokenizer_digest,
         "chat_template": record.base.chat_template_digest,
-        "code": {name: record.code.get(name) for name in CODE_IDENTITY},
     }
+
+
+def find_differences(recorded: RunRecord, record: RunRecord) -> Iterator[Difference]:
+    """Yield what differs between two identities of one run."""
+    yield from _differences(_identity(recorded), _identity(record))
+    if recorded.sources and record.sources:
+        yield from _source_differences(recorded, record)
+    else:
+        was, now = (
+            {name: of.code.get(name) for name in CODE_IDENTITY} for of in (recorded, record)
+        )
+        yield from _differences(was, now, "code")
+
+
+def _source_differences(recorded: RunRecord, record: RunRecord) -> Iterator[Difference]:
+    """Yield the sources that mean something else; the same bytes never do, whatever Python's
+    version makes of their syntax tree.
+    """
+    for name in sorted({*recorded.sources, *record.sources}):
+        was, now = recorded.sources.get(name), record.sources.get(name)
+        if was and now and (was.file.sha256 == now.file.sha256 or was.digest == now.digest):
+            continue
+        yield Difference(
+            key=f"{_SOURCES}{name}",
+            was=was.digest if was else None,
+            now=now.digest if now else None,
+        )
+
+
+def _in_words(difference: Difference) -> str:
+    if not difference.key.startswith(_SOURCES):
+        return str(difference)
+    name = difference.key.removeprefix(_SOURCES)
+    if difference.was is None:
+        return f"the agent imports {name}, which it did not"
+    return f"the agent's {name} " + ("changed" if difference.now else "is imported no more")
 
 
 def _differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:

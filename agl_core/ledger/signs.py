@@ -14,6 +14,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from agl_core.errors import LedgerError
+from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,9 @@ class SignsOfLife:
 
 def read_sign(storage: Storage, key: str) -> SignOfLife | None:
     """Return a sign of life; None where none was given."""
-    return SignOfLife.model_validate_json(storage.read(key)) if storage.exists(key) else None
+    if not storage.exists(key):
+        return None
+    return files.read_model(storage, Unrecorded(key), SignOfLife)
 
 
 def place() -> str:

@@ -24,6 +24,8 @@ _PROMOTED = {
     "weights_digest": semconv.WEIGHTS_DIGEST,
     "call_index": semconv.CALL_INDEX,
     "temperature": semconv.REQUEST_TEMPERATURE,
+    "sampling": semconv.SAMPLING,
+    "max_tokens": semconv.REQUEST_MAX_TOKENS,
     "response_id": semconv.RESPONSE_ID,
     "input_tokens": semconv.INPUT_TOKENS,
     "output_tokens": semconv.OUTPUT_TOKENS,
@@ -125,6 +127,7 @@ def read_spans(table: pa.Table, *, with_attributes: bool) -> list[Span]:
     promoted = {name: _PROMOTED[name] for name in _PROMOTED if name not in TOKEN_COLUMNS}
     columns = [*_SPAN_COLUMNS, *(promoted.keys() - ids if with_attributes else ())]
     columns += ["attributes"] if with_attributes else []
+    columns = [name for name in columns if name in table.column_names]
     return [_read_span(row, promoted) for row in table.select(columns).to_pylist()]
 
 

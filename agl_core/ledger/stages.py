@@ -21,6 +21,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
 from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.starts import RunLease
 from agl_core.ledger.storage import Storage
 from agl_core.scratch import scratch_folder
@@ -160,7 +161,7 @@ class IterationLedger:
         key = self._record_key(stage)
         if not self.storage.exists(key):
             return None
-        return StageRecord.model_validate_json(self.storage.read(key))
+        return files.read_model(self.storage, Unrecorded(key), StageRecord)
 
     def finished(self, stage: str) -> StageRecord:
         """Return the record of a stage that must have finished.
@@ -168,7 +169,8 @@ class IterationLedger:
         Raises:
             LedgerError: It has no record.
         """
-        return StageRecord.model_validate_json(self.storage.read(self._record_key(stage)))
+        key = self._record_key(stage)
+        return files.read_model(self.storage, Unrecorded(key), StageRecord)
 
     @contextmanager
     def stage(self, stage: str) -> Generator[StageAttempt]:

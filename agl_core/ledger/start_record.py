@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,12 +42,27 @@ class StartRecord(BaseModel):
     """Whether an automation did it."""
     committed: int
     """Iterations that were committed then."""
+    code: dict[str, Any] | None = None
+    """Commit of the agent's working tree, and the like; None in starts of before it was noted."""
+    packages: dict[str, str] | None = None
+    """Versions of the packages that shape results; None as above."""
 
     @property
     def holder(self) -> str:
         """Who it is, in words."""
         name = f"flow run {self.flow_run_name}, " if self.flow_run_name else ""
         return f"{name}process {self.pid} on host {self.host}, since {clock(self.since)}"
+
+
+class StartEnd(BaseModel):
+    """How a start ended."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reason: EndReason
+    at: float
+    """UTC epoch seconds, by the host's clock."""
+    host: str
 
 
 def clock(seconds: float) -> str:

@@ -21,12 +21,13 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from agl_core.errors import ConfigError, ConflictError, LeaseLostError, LedgerError
 from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.signs import SignOfLife, SignsOfLife, place, process_started, read_sign
-from agl_core.ledger.start_record import EndReason, LeaseTimes, StartRecord, clock
+from agl_core.ledger.start_record import EndReason, LeaseTimes, StartEnd, StartRecord, clock
 from agl_core.ledger.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -50,12 +51,12 @@ class RunStarts:
     def all(self) -> list[StartRecord]:
         """Return all starts, oldest first."""
         keys = [key for key in self.storage.list(self.prefix) if key.endswith(".start.json")]
-        return [StartRecord.model_validate_json(self.storage.read(key)) for key in keys]
+        return [files.read_model(self.storage, Unrecorded(key), StartRecord) for key in keys]
 
     def latest(self) -> StartRecord | None:
         """Return the last start."""
         keys = [key for key in self.storage.list(self.prefix) if key.endswith(".start.json")]
-        return StartRecord.model_validate_json(self.storage.read(keys[-1])) if keys else None
+        return files.read_model(self.storage, Unrecorded(keys[-1]), StartRecord) if keys else None
 
     def has_ended(self, number: int) -> bool:
         """Say whether a start is over; one request."""
@@ -63,9 +64,9 @@ class RunStarts:
 
     def end(self, number: int, reason: EndReason) -> None:
         """Say that a start is over; its first end stays."""
-        values = {"reason": reason, "at": time.time(), "host": socket.gethostname()}
+        end = StartEnd(reason=reason, at=time.time(), host=socket.gethostname())
         try:
-            files.put_json(self.storage, self._key(number, "end"), values)
+            files.put_json(self.storage, self._key(number, "end"), end.model_dump(mode="json"))
         except ConflictError:
             logger.debug("run=%s start=%d has an end already", self.run_id, number)
 
@@ -77,7 +78,19 @@ class RunStarts:
         """Return how a start ended; None where it has not."""
         if not self.has_ended(number):
             return None
-        return files.read_json(self.storage, self._key(number, "end"))["reason"]
+        end = files.read_model(self.storage, Unrecorded(self._key(number, "end")), StartEnd)
+        return end.reason
+
+    def end_key(self, number: int) -> str:
+        """Return the key of a start's end."""
+        return self._key(number, "end")
+
+    def keys_until(self, number: int) -> list[str]:
+        """Return the keys of the starts up to one that holds the run: their records, and the ends
+        of those before it.
+        """
+        begun = range(1, number + 1)
+        return [self._key(n, "start") for n in begun] + [self._key(n, "end") for n in begun[:-1]]
 
     def alive_key(self, number: int) -> str:
         """Return the key of a start's sign of life."""
@@ -113,6 +126,8 @@ class RunStarts:
         automatic: bool = False,
         flow_run_id: str | None = None,
         flow_run_name: str | None = None,
+        code: dict[str, Any] | None = None,
+        packages: dict[str, str] | None = None,
     ) -> "RunLease":
         """Take the run over from a start that is over, and hold it.
 
@@ -124,6 +139,8 @@ class RunStarts:
             automatic: Whether this is one.
             flow_run_id: Of the flow run that holds it.
             flow_run_name: Its name, for messages.
+            code: Of this process, for the record.
+            packages: The same.
 
         Raises:
             ConfigError: A living process carries the run on, or automations started it too often.
@@ -148,6 +165,8 @@ class RunStarts:
             since=time.time(),
             automatic=automatic,
             committed=committed,
+            code=code,
+            packages=packages,
         )
         try:
             files.put_json(
@@ -163,7 +182,7 @@ class RunStarts:
 
     def read(self, number: int) -> StartRecord:
         """Return one start."""
-        return StartRecord.model_validate_json(self.storage.read(self._key(number, "start")))
+        return files.read_model(self.storage, Unrecorded(self._key(number, "start")), StartRecord)
 
     def _check_cap(self, starts: list[StartRecord], committed: int, limit: int) -> None:
         count = 0

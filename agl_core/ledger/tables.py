@@ -27,6 +27,13 @@ def _schema(name: str, version: int, fields: list[tuple[str, pa.DataType]]) -> p
     return pa.schema(fields, metadata=metadata)
 
 
+def column(table: pa.Table, name: str, schema: pa.Schema) -> pa.ChunkedArray:
+    """Return a column of a table; nulls where the table's version of the schema has none."""
+    if name in table.column_names:
+        return table[name]
+    return pa.chunked_array([pa.nulls(len(table), schema.field(name).type)])
+
+
 DATASET = _schema("dataset", 1, [("row", pa.int32()), ("input", pa.string())])
 """A dataset's rows; `input` is the row as JSON."""
 
@@ -70,7 +77,7 @@ OUTCOMES = _schema(
 
 SPANS = _schema(
     "spans",
-    1,
+    2,
     [
         ("index", pa.int32()),
         ("rollout_id", pa.string()),
@@ -90,6 +97,8 @@ SPANS = _schema(
         ("weights_digest", pa.string()),
         ("call_index", pa.int32()),
         ("temperature", pa.float64()),
+        ("sampling", pa.string()),  # `semconv.SAMPLING`; from version 2 on, like the next
+        ("max_tokens", pa.int64()),
         ("finish_reason", pa.string()),
         ("response_id", pa.string()),
         ("input_tokens", pa.int64()),
@@ -118,7 +127,7 @@ REWARDS = pa.list_(
 
 TRIPLETS = _schema(
     "triplets",
-    2,
+    3,
     [
         ("index", pa.int32()),
         ("rollout_id", pa.string()),
@@ -132,6 +141,8 @@ TRIPLETS = _schema(
         ("rewards", REWARDS),
         ("policy_version", pa.string()),
         ("temperature", pa.float64()),
+        ("sampling", pa.string()),  # `semconv.SAMPLING`; from version 3 on, like the next
+        ("max_tokens", pa.int64()),
         ("finish_reason", pa.string()),
     ],
 )

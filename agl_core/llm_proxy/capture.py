@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agl_core import semconv
+from agl_core import sampling, semconv
 from agl_core.llm_proxy.flat_messages import flat_answer, flat_request
 from agl_core.types.training import PolicyRef
 
@@ -60,6 +60,7 @@ def request_attributes(body: JsonObject) -> dict[str, Any]:
             semconv.REQUEST_TOP_P: body.get("top_p"),
             semconv.REQUEST_MAX_TOKENS: max_tokens,
             semconv.REQUEST_SEED: body.get("seed"),
+            semconv.SAMPLING: sampling.to_text(sampling.deviations(body)),
             semconv.INPUT_MESSAGES: orjson.dumps(body.get("messages")).decode(),
             **flat_request(body),
         }

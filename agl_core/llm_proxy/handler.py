@@ -14,6 +14,7 @@ from agl_core.llm_proxy.accounts import Accounts
 from agl_core.llm_proxy.attribution import Attribution, find_attribution
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.config import ProxyConfig
+from agl_core.llm_proxy.content import check_is_text
 from agl_core.llm_proxy.dialect import Dialect
 from agl_core.llm_proxy.exchange import check_token, read_body, send_on
 from agl_core.llm_proxy.gate import Gate
@@ -23,6 +24,7 @@ from agl_core.llm_proxy.relay import StreamedResponse
 from agl_core.llm_proxy.sampling import fill_in, find_unsupported
 from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream
+from agl_core.sampling import state_fields
 from agl_core.tracer.base import ModelCall
 
 logger = logging.getLogger(__name__)
@@ -129,8 +131,10 @@ class CallHandler:
         body = await read_body(request, self._config)
         rollout_seed = await self._rollout_seed(whose.rollout_id)
         asked = fill_in(dialect.ask(body), self._sampling[whose.mode])
+        check_is_text(asked)
         reason = find_unsupported(asked)
         if reason is None:
+            asked = state_fields(asked)
             asked = dialect.add_recording(asked, capture.call_seed(rollout_seed, record.call.index))
         record.ask(dialect.request_attributes(asked))
         if reason is not None:

@@ -2,13 +2,12 @@
 
     system, text blocks         -> messages of text; several texts are joined by line ends
     tool_use / tool_result      -> tool_calls of the assistant / messages of the role tool
-    image                       -> image_url
     stop_sequences, max_tokens  -> stop, max_tokens; top_k as it is
 
 Marks for prompt caching, `is_error` of a tool result, and `metadata` have no counterpart and are
-left out; any other field or block that is not named here is refused. Arguments of a tool call that
-are no JSON object come as `{"INVALID_JSON": text}`, which Anthropic's documentation suggests, and
-go back as that text.
+left out; any other field or block that is not named here is refused, images too. Arguments of a
+tool call that are no JSON object come as `{"INVALID_JSON": text}`, which Anthropic's documentation
+suggests, and go back as that text.
 """
 
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import orjson
 
 from agl_core.llm_proxy.capture import JsonObject
+from agl_core.llm_proxy.content import not_text
 from agl_core.llm_proxy.dialect import Dialect, StreamWriter
 from agl_core.llm_proxy.messages_error import NO_THREADS, refusal_body, upstream_body
 from agl_core.llm_proxy.messages_stream import MessagesWriter
@@ -127,7 +127,7 @@ def _ask(body: JsonObject) -> JsonObject:
 
 
 def _system(system: Any) -> list[JsonObject]:
-    return [{"role": "system", "content": _text(system, "system")}] if system else []
+    return [{"role": "system", "content": _text(system)}] if system else []
 
 
 def _messages(message: JsonObject) -> list[JsonObject]:
@@ -140,41 +140,24 @@ def _messages(message: JsonObject) -> list[JsonObject]:
     if role == "assistant":
         return [_assistant(content)]
     messages: list[JsonObject] = []
-    parts: list[JsonObject] = []
+    texts: list[str] = []
     for block in content:
         if block["type"] == "tool_result":
-            messages += _with_parts(role, parts)
-            parts = []
-            result = _text(block.get("content") or "", "a tool_result")
+            messages += _with_texts(role, texts)
+            texts = []
+            result = _text(block.get("content") or "")
             messages.append(
                 {"role": "tool", "tool_call_id": block["tool_use_id"], "content": result}
             )
+        elif block["type"] == "text":
+            texts.append(block["text"])
         else:
-            parts.append(_part(block))
-    return messages + _with_parts(role, parts)
+            raise not_text(block["type"])
+    return messages + _with_texts(role, texts)
 
 
-def _with_parts(role: str, parts: list[JsonObject]) -> list[JsonObject]:
-    if not parts:
-        return []
-    if all(part["type"] == "text" for part in parts):  # text is what every chat template takes
-        return [{"role": role, "content": "\n".join(part["text"] for part in parts)}]
-    return [{"role": role, "content": parts}]
-
-
-def _part(block: JsonObject) -> JsonObject:
-    if block["type"] == "text":
-        return {"type": "text", "text": block["text"]}
-    if block["type"] == "image":
-        source = block["source"]
-        if source["type"] == "url":
-            url = source["url"]
-        elif source["type"] == "base64":
-            url = f"data:{source['media_type']};base64,{source['data']}"
-        else:
-            raise _refused(f"an image has a source of the type {source['type']!r}")
-        return {"type": "image_url", "image_url": {"url": url}}
-    raise _refused(f"a user's message has a block of the type {block['type']!r}")
+def _with_texts(role: str, texts: list[str]) -> list[JsonObject]:
+    return [{"role": role, "content": "\n".join(texts)}] if texts else []
 
 
 def _assistant(blocks: list[JsonObject]) -> JsonObject:
@@ -226,13 +209,13 @@ def _tool_use(call: JsonObject) -> JsonObject:
     return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": tool_input}
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: Any) -> str:
     """Return text, or the texts of blocks."""
     if isinstance(content, str):
         return content
     for block in content:
         if block["type"] != "text":
-            raise _refused(f"{where} has a block of the type {block['type']!r}")
+            raise not_text(block["type"])
     return "\n".join(block["text"] for block in content)
 
 

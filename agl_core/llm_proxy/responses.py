@@ -13,6 +13,7 @@ left out; any other field or item that is not named here is refused.
 from typing import Any
 
 from agl_core.llm_proxy.capture import JsonObject
+from agl_core.llm_proxy.content import not_text
 from agl_core.llm_proxy.dialect import Dialect, StreamWriter
 from agl_core.llm_proxy.refusal import Refusal
 from agl_core.llm_proxy.responses_items import call_item, finished, message_item, response_head
@@ -148,24 +149,17 @@ def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
         raise _refused(f"an item of the input has the type {kind!r}")
 
 
-def _content(content: Any) -> Any:
-    """Return text, or parts where some are not text."""
-    if isinstance(content, str):
-        return content
-    parts = [_part(part) for part in content]
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+def _content(content: Any) -> str:
+    """Return text, or the texts of parts."""
+    return content if isinstance(content, str) else "\n".join(map(_part, content))
 
 
-def _part(part: JsonObject) -> JsonObject:
+def _part(part: JsonObject) -> str:
     if part["type"] in ("input_text", "output_text", "text"):
-        return {"type": "text", "text": part["text"]}
+        return part["text"]
     if part["type"] == "refusal":
-        return {"type": "text", "text": part["refusal"]}
-    if part["type"] == "input_image" and part.get("image_url"):
-        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    raise _refused(f"a part of the input has the type {part['type']!r}")
+        return part["refusal"]
+    raise not_text(part["type"])
 
 
 def _tool(tool: JsonObject) -> JsonObject:

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter
 
 from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
+from agl_core.lost_output import outlive_output
 from agl_core.runner.execution import LeakCounter
 from agl_core.runner.rollout import Ending, run_agent
 from agl_core.runner.span_messages import span_to_message
@@ -114,6 +115,7 @@ def _end_message(ending: Ending) -> dict[str, Any]:
 
 def main(agent_path: str, descriptor: int) -> None:
     """Import the agent and run what the socket says, until it ends."""
+    outlive_output()
     os.set_inheritable(descriptor, False)
     connection = socket.socket(fileno=descriptor)
     line = _Line(connection)

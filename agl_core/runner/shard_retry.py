@@ -2,7 +2,7 @@
 
 import logging
 
-from agl_core.errors import ConfigError, UpstreamError
+from agl_core.errors import ConfigError, NothingToRetryError, UpstreamError
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
@@ -21,8 +21,8 @@ def retry_shard(ref: ShardRef, credentials: S3Credentials | None = None) -> Shar
     The next start of the run, or its iteration if that lives, finds the results.
 
     Raises:
-        ConfigError: The set's rollouts are recorded, so nothing would use the results, or the model
-            server that the shard was started with is gone.
+        NothingToRetryError: The set's rollouts are recorded, so nothing would use the results.
+        ConfigError: The model server that the shard was started with is gone.
     """
     access = S3Access(ref.s3, credentials)
     ledger = open_run(ref.ledger, ref.run_id, access, conditional_put=ref.conditional_put)
@@ -30,7 +30,7 @@ def retry_shard(ref: ShardRef, credentials: S3Credentials | None = None) -> Shar
     for stage in _ROLLOUT_STAGES:
         record = iteration.record(stage)
         if record is not None and record.values["rollout_set"] == ref.rollout_set:
-            raise ConfigError(
+            raise NothingToRetryError(
                 f"shard {ref.name} cannot be retried: stage {stage} of iteration {ref.iteration} "
                 "has its record. Before the commit, retry the iteration; after it, look at it with "
                 f"`agl ledger show {ref.run_id}`, or start another run under another run id"

@@ -9,6 +9,11 @@ Its log-probs must be those of the distribution that it sampled from, `log_softm
 VERL recomputes them so, and servers differ (vLLM gives them at T = 1 unless it is started with
 `--logprobs-mode processed_logprobs`). Where the server has the policy's weights they are recomputed
 here; else two temperatures are compared, since a token's log-prob must change with it.
+
+And it must add no sampling of its own: vLLM takes the defaults of the model's
+`generation_config.json` (top-p, top-k, repetition penalty in most instruct models) for every field
+that a request leaves out, unless it is started with `--generation-config vllm`. The proxy leaves
+none out; a server with such defaults is refused all the same, since others may ask it too.
 """
 
 from dataclasses import dataclass
@@ -22,6 +27,7 @@ from agl_core import semconv
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.ledger.run import BaseModelRecord
 from agl_core.llm_proxy import capture
+from agl_core.sampling import state_fields
 from agl_core.serving.launch import ask_server
 
 Messages = list[dict[str, str]]
@@ -38,10 +44,19 @@ CONVERSATIONS: tuple[Messages, ...] = (
 """Asked once each; those that the policy's chat template refuses are left out."""
 TEMPERATURE = 0.7
 """Of the answers: at 1 both definitions of a log-prob are the same."""
+_SAMPLED_TEMPERATURE, _NUM_SAMPLED = 1.0, 32
+"""Of one longer answer: its tokens must come from the whole distribution."""
+_HOT = 2.0
+"""Temperature at which many tokens are likely, so that a cut distribution shows."""
+_NUM_TOP = 5
 _NUM_TOKENS = 8
 _SEED = 1
+_CUT_LOGPROB = -100.0
+"""Servers write -9999 or less for a token that was cut."""
 _TOLERANCE = 0.1
 """Mean difference in nats; two runs of one bf16 model differ by some hundredths."""
+_SAMPLING_TOLERANCE = 0.02
+"""Mean difference in nats of two answers to one request; a top-p of 0.95 gives 0.05."""
 _DEADLINE_SECONDS = 60.0
 """Of one answer."""
 
@@ -54,6 +69,8 @@ class Answer:
     response_ids: list[int]
     logprobs: np.ndarray
     """[response_length] as the server states them."""
+    top: list[dict[str, float]]
+    """[response_length] log-prob by token, of the sampled one and of likely others."""
 
 
 def check_attached(url: str, base: BaseModelRecord) -> None:
@@ -61,7 +78,8 @@ def check_attached(url: str, base: BaseModelRecord) -> None:
 
     Raises:
         ConfigError: It is no engine server, gives no token ids or log-probs, has another tokenizer
-            or chat template than the policy, or other log-probs than those it samples by.
+            or chat template than the policy, other log-probs than those it samples by, or sampling
+            defaults of its own.
         UpstreamError: It does not answer.
     """
     url = url.rstrip("/")
@@ -80,22 +98,69 @@ def check_attached(url: str, base: BaseModelRecord) -> None:
         if answer.prompt_ids != expected:
             raise _differs(url, "another tokenizer or chat template", base)
         answers.append(answer)
+    if conversations:
+        _refuse_sampling_defaults(url, policy["version"], conversations[0][0])
     if policy["weights_digest"] == base.policy.weights_digest:
         _compare_with_policy(url, answers, base)
+        for messages, _ in conversations[:1]:
+            sampled = _ask(
+                url, policy["version"], messages, _SAMPLED_TEMPERATURE, num_tokens=_NUM_SAMPLED
+            )
+            _compare_with_policy(url, [sampled], base, _SAMPLED_TEMPERATURE)
         return
     others = [_ask(url, policy["version"], messages, 1.0) for messages, _ in conversations]
     _compare_temperatures(url, answers, others)
 
 
-def _ask(url: str, version: str, messages: Messages, temperature: float) -> Answer:
-    """Ask as the proxy asks, for a few tokens."""
+def _refuse_sampling_defaults(url: str, version: str, messages: Messages) -> None:
+    """Refuse a server that samples otherwise where a request leaves fields out.
+
+    The same seed gives the same tokens, and the same log-probs of the likely ones, unless defaults
+    change the distribution. They are compared up to the first token that differs.
+    """
+    stated = _ask(url, version, messages, _HOT)
+    bare = _ask(url, version, messages, _HOT, is_bare=True)
+    differences: list[float] = []
+    for position, (one, other) in enumerate(zip(stated.top, bare.top, strict=False)):
+        differences += [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
+        if stated.response_ids[position] != bare.response_ids[position]:
+            break
+    distance = float(np.mean(differences)) if differences else float("inf")
+    if distance > _SAMPLING_TOLERANCE:
+        raise ConfigError(
+            f"model server {url} has sampling defaults of its own: the log-probs of a request "
+            f"without top_p, top_k and penalties differ by {distance:.2f} nats from those of one "
+            "that states them; start vLLM with --generation-config vllm"
+        )
+
+
+def _ask(
+    url: str,
+    version: str,
+    messages: Messages,
+    temperature: float,
+    *,
+    num_tokens: int = _NUM_TOKENS,
+    is_bare: bool = False,
+) -> Answer:
+    """Ask as the proxy asks, for a few tokens.
+
+    Args:
+        url: Of the server.
+        version: Of the policy.
+        messages: The conversation.
+        temperature: To sample at.
+        num_tokens: At most.
+        is_bare: Leave the other sampling fields to the server.
+    """
     body = {
         "model": version,
         "messages": messages,
-        "max_tokens": _NUM_TOKENS,
+        "max_tokens": num_tokens,
         "temperature": temperature,
+        "top_logprobs": _NUM_TOP,
     }
-    asked = capture.add_recording(body, seed=_SEED)
+    asked = capture.add_recording(body if is_bare else state_fields(body), seed=_SEED)
     path = f"{url}/v1/chat/completions"
     answer = ask_server("POST", path, asked, timeout_seconds=_DEADLINE_SECONDS)
     if defect := capture.check_answer(answer):
@@ -110,10 +175,20 @@ def _ask(url: str, version: str, messages: Messages, temperature: float) -> Answ
         list(recorded[semconv.PROMPT_TOKEN_IDS]),
         list(recorded[semconv.RESPONSE_TOKEN_IDS]),
         np.asarray(recorded[semconv.LOGPROBS], float),
+        [_top(entry) for entry in answer["choices"][0]["logprobs"]["content"]],
     )
 
 
-def _compare_with_policy(url: str, answers: list[Answer], base: BaseModelRecord) -> None:
+def _top(entry: dict[str, Any]) -> dict[str, float]:
+    """Return the log-probs at one position that are not those of tokens that were cut."""
+    listed = [entry, *(entry.get("top_logprobs") or ())]
+    found = {str(other.get("token")): float(other["logprob"]) for other in listed}
+    return {token: logprob for token, logprob in found.items() if logprob > _CUT_LOGPROB}
+
+
+def _compare_with_policy(
+    url: str, answers: list[Answer], base: BaseModelRecord, temperature: float = TEMPERATURE
+) -> None:
     """Recompute the log-probs with the policy's own weights, at the temperature and at 1."""
     from agl_core.serving.decoding import load_policy, score  # loads torch
 
@@ -122,8 +197,7 @@ def _compare_with_policy(url: str, answers: list[Answer], base: BaseModelRecord)
     pairs = [(answer.prompt_ids, answer.response_ids) for answer in answers]
     stated = np.concatenate([answer.logprobs for answer in answers])
     own, raw = (
-        np.concatenate([score(policy, *pair, temperature) for pair in pairs])
-        for temperature in (TEMPERATURE, 1.0)
+        np.concatenate([score(policy, *pair, at) for pair in pairs]) for at in (temperature, 1.0)
     )
     distance, from_raw = (float(np.abs(stated - other).mean()) for other in (own, raw))
     if distance > 1e-3 and from_raw < distance / 4:
@@ -131,8 +205,9 @@ def _compare_with_policy(url: str, answers: list[Answer], base: BaseModelRecord)
     if distance > _TOLERANCE:
         raise ConfigError(
             f"model server {url} gives log-probs that differ from the policy's own by "
-            f"{distance:.2f} nats on average: serve the weights of {base.policy.path} as they are, "
-            "neither quantised nor changed"
+            f"{distance:.2f} nats on average at temperature {temperature:g}: serve the weights of "
+            f"{base.policy.path} as they are, neither quantised nor changed, and sample from the "
+            "whole distribution"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agl_core.errors import ConfigError
+from agl_core.sampling import NEUTRAL
 from agl_core.serving.generation import MAX_SEED, MIN_SEED, GenerationRequest
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
@@ -46,19 +47,22 @@ class SamplingFields(BaseModel):
     return_token_ids: bool = False
     presence_penalty: Literal[0] = 0
     frequency_penalty: Literal[0] = 0
+    repetition_penalty: Literal[1] = 1
+    min_p: Literal[0] = 0
 
     @model_validator(mode="before")
     @classmethod
     def _normalise(cls, value: Any) -> Any:
-        """Read a null as an absent field, one stop text as a list of one, and 0.0 as 0."""
+        """Read a null as an absent field, one stop text as a list of one, and 1.0 as 1."""
         if not isinstance(value, dict):
             return value
         fields = {key: item for key, item in value.items() if item is not None}
         if isinstance(fields.get("stop"), str):
             fields["stop"] = [fields["stop"]]
-        for name in ("presence_penalty", "frequency_penalty"):
-            if fields.get(name) == 0:
-                fields[name] = 0
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"):
+            neutral = int(NEUTRAL[name])
+            if fields.get(name) == neutral:
+                fields[name] = neutral
         return fields
 
     @model_validator(mode="after")

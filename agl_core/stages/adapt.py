@@ -2,12 +2,13 @@
 dropped.
 """
 
+import logging
 from pathlib import Path
 
 import pyarrow as pa
 
 from agl_core import progress
-from agl_core.adapter.columns import spans_to_triplets
+from agl_core.adapter.columns import count_sampled_calls, spans_to_triplets
 from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord
@@ -16,10 +17,14 @@ from agl_core.prepared import PreparedRun
 from agl_core.stages.propose import TRAIN_SET
 from agl_core.trajectory.batch import build_batch
 from agl_core.trajectory.breaks import count_breaks
-from agl_core.trajectory.coverage import rollout_coverage, row_coverage
+from agl_core.trajectory.coverage import call_coverage, rollout_coverage, row_coverage
 from agl_core.trajectory.credit import shuffle_rewards
 from agl_core.trajectory.failed import failed_groups, rewarded_outcomes
-from agl_core.trajectory.vocabulary import find_vocabulary
+from agl_core.trajectory.vocabulary import find_end_ids, find_vocabulary
+from agl_core.types.outcome import DropReason
+from agl_core.types.training import FileRef
+
+logger = logging.getLogger(__name__)
 
 
 def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
@@ -33,20 +38,32 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
         return record
     progress.report(progress.StageStarted(iteration.iteration, "adapt"))
     collected = iteration.finished("collect")
-    outcomes = files.read_table(iteration.storage, collected.file("outcomes").key, OUTCOMES)
-    groups = RolloutSet(iteration, TRAIN_SET).read_requests(["index", "group"])
+    outcomes = files.read_table(iteration.storage, collected.file("outcomes"), OUTCOMES)
+    groups = RolloutSet.recorded(iteration, TRAIN_SET).read_requests(["index", "group"])
     failures = run.config.failures
     rewarded = rewarded_outcomes(outcomes, failures)
-    triplets = _read_triplets(iteration, collected.file("spans").key, rewarded, groups)
+    triplets, num_sampled = _read_triplets(iteration, collected.file("spans"), rewarded, groups)
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + iteration.iteration)
     settings = run.algorithm.batch_settings
     vocabulary = None
     if settings.level == "trajectory":
         vocabulary = find_vocabulary(Path(run.algorithm.model_path).expanduser())
+    end_ids = frozenset[int]()
+    if settings.unfinished != "keep":
+        end_ids = find_end_ids(Path(run.algorithm.model_path).expanduser())
     lost = failed_groups(outcomes, groups, failures)
-    batch = build_batch(triplets, settings, vocabulary, failed_groups=lost)
+    batch = build_batch(triplets, settings, vocabulary, failed_groups=lost, end_ids=end_ids)
     coverage = rollout_coverage(len(groups), outcomes, batch.rows)
+    calls = call_coverage(num_sampled, batch.rows)
+    if lost_calls := calls.dropped.get(DropReason.NO_TOKEN_IDS.value):
+        logger.warning(
+            "iteration %d: %d of %d model calls came without whole token ids or log-probs and are "
+            "not trained on; their spans say why",
+            iteration.iteration,
+            lost_calls,
+            num_sampled,
+        )
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)
         stage.put_table("batch", batch.rows)
@@ -54,6 +71,7 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
         stage.values |= {
             "coverage": coverage.model_dump(mode="json"),
             "rows": row_coverage(batch.rows).model_dump(mode="json"),
+            "calls": calls.model_dump(mode="json"),
             "tokens": batch.tokens.model_dump(mode="json"),
             "breaks": count_breaks(batch.breaks),
         }
@@ -61,12 +79,14 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
 
 
 def _read_triplets(
-    iteration: IterationLedger, spans_key: str, outcomes: pa.Table, groups: pa.Table
-) -> pa.Table:
-    """Adapt the spans one flush at a time (a rollout's spans are never split between two)."""
-    parts = [
-        spans_to_triplets(spans, outcomes, groups)
-        for spans in files.iter_tables(iteration.storage, spans_key, SPANS)
-    ]
-    merged = pa.concat_tables([TRIPLETS.empty_table(), *parts])
-    return merged.sort_by([("index", "ascending"), ("call_index", "ascending")])
+    iteration: IterationLedger, spans_file: FileRef, outcomes: pa.Table, groups: pa.Table
+) -> tuple[pa.Table, int]:
+    """Adapt the spans one flush at a time (a rollout's spans are never split between two); count
+    the calls that sampled tokens.
+    """
+    parts, num_sampled = [TRIPLETS.empty_table()], 0
+    for spans in files.iter_tables(iteration.storage, spans_file, SPANS):
+        parts.append(spans_to_triplets(spans, outcomes, groups))
+        num_sampled += count_sampled_calls(spans, outcomes)
+    merged = pa.concat_tables(parts)
+    return merged.sort_by([("index", "ascending"), ("call_index", "ascending")]), num_sampled

@@ -22,7 +22,11 @@ def collect(
         return record
     progress.report(progress.StageStarted(iteration.iteration, stage_name))
     with iteration.stage(stage_name) as stage:
-        rollouts = RolloutSet(iteration, rollout_set)
+        rollouts = RolloutSet.recorded(iteration, rollout_set)
         summary = collect_set(rollouts, stage, policy, run.config.pass_reward)
-        stage.values |= {"rewards": summary.model_dump(mode="json"), "rollout_set": rollout_set}
+        stage.values |= {
+            "rewards": summary.model_dump(mode="json"),
+            "rollout_set": rollout_set,
+            "pass_reward": run.config.pass_reward,
+        }
     return iteration.finished(stage_name)

@@ -6,6 +6,7 @@ from typing import Any
 from agl_core import progress
 from agl_core.ledger import commit as ledger_commit
 from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.manifest import Manifest
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.tables import OUTCOMES
@@ -23,13 +24,12 @@ def commit(run: PreparedRun, iteration: IterationLedger, prefect: dict[str, Any]
     """
     if not iteration.storage.exists(iteration.manifest_key):
         progress.report(progress.StageStarted(iteration.iteration, "commit"))
-        changed = [item for change in run.ledger.changes() for item in change.differences]
-        ledger_commit.commit(iteration, run.record, prefect, changed)
+        ledger_commit.commit(iteration, run.record, prefect)
 
 
 def read_manifest(iteration: IterationLedger) -> Manifest:
     """Return the manifest of a committed iteration."""
-    return Manifest.model_validate_json(iteration.storage.read(iteration.manifest_key))
+    return files.read_model(iteration.storage, Unrecorded(iteration.manifest_key), Manifest)
 
 
 def report_committed(iteration: IterationLedger) -> Manifest:
@@ -44,8 +44,8 @@ def most_frequent_failure(iteration: IterationLedger) -> str:
     """Return how often and how most of the failed training rollouts ended, as one line; empty
     where none failed.
     """
-    key = iteration.finished("collect").file("outcomes").key
-    outcomes = files.read_table(iteration.storage, key, OUTCOMES, ["kind", "message", "final"])
+    file = iteration.finished("collect").file("outcomes")
+    outcomes = files.read_table(iteration.storage, file, OUTCOMES, ["kind", "message", "final"])
     failures = Counter(
         f"{row['kind']}: {' '.join(row['message'].split())}"
         for row in outcomes.filter(outcomes["final"]).to_pylist()

@@ -5,6 +5,7 @@ given.
 from typing import Any
 
 from agl_core import progress
+from agl_core.ledger import files
 from agl_core.ledger.requests import requests_table
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord
@@ -40,8 +41,8 @@ def state_before(run: PreparedRun, iteration: IterationLedger) -> Any:
 
 def read_proposal(iteration: IterationLedger) -> Proposal:
     """Return the recorded proposal of an iteration."""
-    key = iteration.finished("propose").file("proposal").key
-    return Proposal.model_validate_json(iteration.storage.read(key))
+    file = iteration.finished("propose").file("proposal")
+    return files.read_model(iteration.storage, file, Proposal)
 
 
 def publish(run: PreparedRun, iteration: IterationLedger) -> StageRecord:

@@ -1,8 +1,6 @@
 """Stages `update` and `export`: let the algorithm learn, then write the next version."""
 
 import logging
-from collections import defaultdict
-from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +10,9 @@ from agl_core import progress
 from agl_core.algorithm.iterative import Experience
 from agl_core.errors import TrainerError
 from agl_core.ledger import files
+from agl_core.ledger.recount import mean_metrics
 from agl_core.ledger.stages import IterationLedger, StageRecord
-from agl_core.ledger.tables import BATCH_ROWS, UPDATE_METRICS
+from agl_core.ledger.tables import BATCH_ROWS
 from agl_core.prepared import PreparedRun
 from agl_core.stages.propose import state_before
 from agl_core.types.training import FileRef
@@ -48,7 +47,7 @@ async def update(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
         return iteration.finished("update")
 
     def read_batch() -> pa.Table:
-        rows = files.read_table(iteration.storage, adapted.file("batch").key, BATCH_ROWS)
+        rows = files.read_table(iteration.storage, adapted.file("batch"), BATCH_ROWS)
         return rows.filter(pc.is_null(rows["drop_reason"]))
 
     with iteration.stage("update") as stage:
@@ -56,7 +55,7 @@ async def update(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
         stage.put_json("state", state.model_dump(mode="json"))
         metrics = stage.outputs.get("update_metrics")
         if isinstance(metrics, FileRef):
-            stage.values["metrics"] = _mean_metrics(iteration, metrics.key)
+            stage.values["metrics"] = mean_metrics(iteration.storage, metrics)
     return iteration.finished("update")
 
 
@@ -74,15 +73,5 @@ async def export(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
 
 def read_state(run: PreparedRun, iteration: IterationLedger, stage: str) -> Any:
     """Return the algorithm's state as a finished stage left it."""
-    key = iteration.finished(stage).file("state").key
-    state_type = run.algorithm.state_type
-    return state_type.model_validate_json(iteration.storage.read(key))
-
-
-def _mean_metrics(iteration: IterationLedger, key: str) -> dict[str, float]:
-    """Return each update metric's mean over the optimizer steps."""
-    table = files.read_table(iteration.storage, key, UPDATE_METRICS, ["name", "value"])
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for name, value in zip(table["name"].to_pylist(), table["value"].to_pylist(), strict=True):
-        values[name].append(value)
-    return {name: fmean(found) for name, found in sorted(values.items())}
+    file = iteration.finished(stage).file("state")
+    return files.read_model(iteration.storage, file, run.algorithm.state_type)

@@ -35,7 +35,7 @@ class CallSettings:
     run_id: str | None = None
 
 
-class NoSuchRoute(StoreError):
+class UnknownRouteError(StoreError):
     """The server does not know the request at all; it may be an older one."""
 
 
@@ -158,7 +158,7 @@ def _refused(response: httpx.Response) -> Exception:
     if response.status_code == 405 or (
         response.status_code == 404 and detail in ("Not Found", "HTTP 404 Not Found")
     ):
-        return NoSuchRoute(detail)
+        return UnknownRouteError(detail)
     if response.status_code == 410:
         return RuntimeError(detail)
     if response.status_code == 501:

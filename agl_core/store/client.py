@@ -21,7 +21,7 @@ from agl_core.env_var import store_token
 from agl_core.errors import StoreError
 from agl_core.store import wire
 from agl_core.store.base import UNSET, LightningStore, LightningStoreCapabilities
-from agl_core.store.calls import Calls, CallSettings, NoSuchRoute
+from agl_core.store.calls import Calls, CallSettings, UnknownRouteError
 from agl_core.store.json_text import encode, encode_records
 from agl_core.store.older import renew_one_by_one
 from agl_core.store.payloads import Resources
@@ -133,7 +133,7 @@ class LightningStoreClient(LightningStore):
                 continue
             try:
                 response = await self._calls.send(wire.ADD_SPANS, wire.ADD_SPANS.path, content)
-            except NoSuchRoute:
+            except UnknownRouteError:
                 self._note_lack(wire.ADD_SPANS, "spans are sent one by one")
                 added += await self._add_one_by_one(batch)
                 continue
@@ -144,12 +144,12 @@ class LightningStoreClient(LightningStore):
     async def renew_leases(
         self, worker_id: str, attempts: Sequence[tuple[str, str]]
     ) -> Sequence[str]:
-        """Say that a worker still runs these attempts; return the ids of those that have to stop."""
+        """Say that a worker still runs these attempts; return the ids of those that must stop."""
         if "renew_leases" not in self._lacking:
             given = {"worker_id": worker_id, "attempts": attempts}
             try:
                 return await self._call(_BY_NAME["renew_leases"], given)
-            except NoSuchRoute:
+            except UnknownRouteError:
                 self._note_lack(_BY_NAME["renew_leases"], "each attempt is looked at instead")
         return await renew_one_by_one(self, attempts)
 
@@ -161,7 +161,7 @@ class LightningStoreClient(LightningStore):
             operation = _BY_NAME["get_many_span_sequence_ids"]
             try:
                 return await self._call(operation, {"rollout_attempt_ids": rollout_attempt_ids})
-            except NoSuchRoute:
+            except UnknownRouteError:
                 self._note_lack(operation, "sequence ids are asked for one by one")
         return [
             (

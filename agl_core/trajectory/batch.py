@@ -45,6 +45,7 @@ def build_batch(
     vocabulary: Vocabulary | None = None,
     *,
     failed_groups: np.ndarray | None = None,
+    end_ids: frozenset[int] = frozenset(),
 ) -> Batch:
     """Return the rows of a batch, why rows break off, and what became of every sampled token.
 
@@ -57,12 +58,14 @@ def build_batch(
         settings: The rules.
         vocabulary: Of the policy, to tell breaks apart; None calls most of them `other`.
         failed_groups: Groups that are dropped whole because a rollout of theirs failed.
+        end_ids: Tokens by which the policy ends a response; empty if they are not known.
 
     Raises:
         TraceError: A row is too long and the settings say `error`.
     """
-    calls = CallColumns.read(triplets)
-    comparable = calls.temperature == settings.temperature
+    calls = CallColumns.read(triplets, settings, end_ids)
+    at_temperature = calls.temperature == settings.temperature
+    comparable = at_temperature & calls.is_sampled_as_asked
     if settings.level == "transition":
         joins, breaks = keep_apart(len(calls)), []
     else:
@@ -83,7 +86,8 @@ def build_batch(
     )
     reasons = row_reasons(
         settings,
-        comparable=comparable[first],
+        at_temperature=at_temperature[first],
+        as_asked=calls.is_sampled_as_asked[first],
         unusable=credit.unusable[first],
         prompt=prompt,
         response=response,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agl_core.ledger.manifest import RewardSummary
-from agl_core.types.outcome import Coverage, FailureKind, RowCoverage
+from agl_core.types.outcome import CallCoverage, Coverage, DropReason, FailureKind, RowCoverage
 
 
 def rollout_coverage(expected: int, outcomes: pa.Table, rows: pa.Table) -> Coverage:
@@ -64,6 +64,35 @@ def row_coverage(rows: pa.Table) -> RowCoverage:
         trained=int((in_batch & weighted).sum()),
         masked=int((in_batch & ~weighted).sum()),
         dropped=dict(Counter(rows["drop_reason"].drop_null().to_pylist())),
+    )
+
+
+def call_coverage(num_sampled: int, rows: pa.Table) -> CallCoverage:
+    """Count the sampled calls by what became of their rows.
+
+    Args:
+        num_sampled: Calls that sampled tokens, whether they can be trained on or not.
+        rows: Columns `index`, `num_calls`, `response_mask` and `drop_reason`, every built row.
+
+    Raises:
+        ValueError: The rows have more calls than were sampled.
+    """
+    _, in_batch, weighted = _rows(rows)
+    num_calls = _integers(rows["num_calls"])
+    reasons = rows["drop_reason"].to_pylist()
+    dropped: Counter[str] = Counter()
+    for reason, number in zip(reasons, num_calls.tolist(), strict=True):
+        if reason is not None:
+            dropped[reason] += number
+    if missing := num_sampled - int(num_calls.sum()):
+        dropped[DropReason.NO_TOKEN_IDS.value] = missing
+    if missing < 0:
+        raise ValueError(f"{num_calls.sum()} calls are in rows, {num_sampled} were sampled")
+    return CallCoverage(
+        sampled=num_sampled,
+        trained=int(num_calls[in_batch & weighted].sum()),
+        masked=int(num_calls[in_batch & ~weighted].sum()),
+        dropped=dict(dropped),
     )
 
 

@@ -6,8 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agl_core.ledger.tables import TRIPLETS, column
+from agl_core.sampling import is_sampled_by
+from agl_core.trajectory.finish import find_cut_short
 from agl_core.trajectory.join import Joins
 from agl_core.trajectory.ragged import Ragged, ranges, starts_of, take_ranges
+from agl_core.trajectory.settings import BatchSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,9 @@ class CallColumns:
     logprobs: np.ndarray
     """[R] float32, nats."""
     is_cut_short: np.ndarray
-    """[C] bool, whether the length limit ended the response."""
+    """[C] bool, whether the response ended before the policy ended it."""
+    is_sampled_as_asked: np.ndarray
+    """[C] bool, whether only the run's own fields changed the distribution."""
     versions: pa.DictionaryArray
     """[C] policy versions; empty where none was recorded."""
 
@@ -35,20 +41,41 @@ class CallColumns:
         return len(self.index)
 
     @classmethod
-    def read(cls, triplets: pa.Table) -> "CallColumns":
-        """Read triplets (schema `TRIPLETS`); a call without a temperature was sampled at 1."""
-        finish = pc.fill_null(pc.equal(triplets["finish_reason"], "length"), False)
+    def read(
+        cls, triplets: pa.Table, settings: BatchSettings, end_ids: frozenset[int]
+    ) -> "CallColumns":
+        """Read triplets (schema `TRIPLETS`); a call without a temperature was sampled at 1.
+
+        Args:
+            triplets: Of some rollouts.
+            settings: Say how the run samples.
+            end_ids: Tokens by which the policy ends a response; empty if they are not known.
+        """
         versions = pc.fill_null(triplets["policy_version"], "").combine_chunks()
+        prompts = Ragged.from_column(triplets["prompt_ids"])
+        responses = Ragged.from_column(triplets["response_ids"])
         return cls(
             index=triplets["index"].to_numpy(),
             group=triplets["group"].to_numpy(),
             temperature=pc.fill_null(triplets["temperature"], 1.0).to_numpy(),
-            prompts=Ragged.from_column(triplets["prompt_ids"]),
-            responses=Ragged.from_column(triplets["response_ids"]),
+            prompts=prompts,
+            responses=responses,
             logprobs=Ragged.from_column(triplets["logprobs"]).values,
-            is_cut_short=finish.to_numpy(),
+            is_cut_short=find_cut_short(triplets, responses, end_ids),
+            is_sampled_as_asked=_is_sampled_as_asked(triplets, settings),
             versions=pc.dictionary_encode(versions),
         )
+
+
+def _is_sampled_as_asked(triplets: pa.Table, settings: BatchSettings) -> np.ndarray:
+    """Return [C] bool; few calls differ in what was recorded, so each value is judged once."""
+    recorded = column(triplets, "sampling", TRIPLETS).combine_chunks()
+    encoded = pc.dictionary_encode(recorded, null_encoding="encode")
+    judged = [
+        is_sampled_by(text, settings.sampling, settings.allowed_sampling)
+        for text in encoded.dictionary.to_pylist()
+    ]
+    return np.asarray(judged, dtype=bool)[encoded.indices.to_numpy()]
 
 
 @dataclass(frozen=True, slots=True)

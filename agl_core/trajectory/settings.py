@@ -4,7 +4,9 @@ by an algorithm from its own configuration.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+
+from agl_core.sampling import CHANGING
 
 Truncation = Literal["drop", "left", "right", "error"]
 """What becomes of what is too long: the row is dropped, it is cut at its left or its right end, or
@@ -25,8 +27,8 @@ class BatchSettings(BaseModel):
     prompt_truncation: Truncation = "drop"
     response_truncation: Truncation = "drop"
     unfinished: Literal["keep", "mask", "drop"] = "keep"
-    """Rows whose last response the length limit ended (`finish_reason` is `length`). Masked ones
-    are in the batch with weight 0; their reward counts in their group's statistics."""
+    """Rows whose last response was cut off (`agl_core.trajectory.finish`). Masked ones are in the
+    batch with weight 0; their reward counts in their group's statistics."""
     learns: bool = True
     """False masks every row: the rollouts are scored and nothing is learned from them."""
     credit: Literal["final", "per_call", "discounted", "sum"] = "final"
@@ -46,6 +48,21 @@ class BatchSettings(BaseModel):
     temperature: float = Field(ge=0)
     """Of the run. Log-probs are compared at this sampling temperature; rows sampled at another one
     are dropped."""
+    sampling: dict[str, float] = {}
+    """Other fields by which the run samples, `top_p` for example (`agl_core.sampling`). Rows
+    sampled from another distribution are dropped."""
+    allowed_sampling: tuple[str, ...] = ()
+    """Fields that agents may set to any value; their rows are trained like others."""
+
+    @field_validator("allowed_sampling")
+    @classmethod
+    def _names_fields(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := sorted(set(value) - set(CHANGING)):
+            raise ValueError(
+                f"{', '.join(unknown)} is not a field that changes the distribution; "
+                f"choose from {', '.join(sorted(CHANGING))}"
+            )
+        return value
 
     @model_validator(mode="after")
     def _says_what_it_does(self) -> "BatchSettings":

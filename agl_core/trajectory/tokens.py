@@ -11,6 +11,52 @@ TRUNCATED = "truncated"
 """Sampled tokens that were cut off a row that is in the batch."""
 
 
+def recount_tokens(triplets: pa.Table, rows: pa.Table) -> TokenCoverage:
+    """Return where sampled tokens went, counted in finished files.
+
+    Args:
+        triplets: Column `response_ids`.
+        rows: Schema `BATCH_ROWS`; of it what is sampled, weighted and dropped.
+    """
+    num_sampled = pc.sum(pc.list_value_length(triplets["response_ids"])).as_py() or 0
+    found, trained = _per_row(rows)
+    return _coverage(num_sampled, found, trained, num_sampled - int(found.sum()), rows)
+
+
+def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return [N] the sampled tokens of each row, and [N] those with loss weight.
+
+    Raises:
+        ValueError: A token has loss weight that was not sampled.
+    """
+    lengths = pc.list_value_length(rows["response_ids"]).to_numpy()
+    row = np.repeat(np.arange(len(rows)), lengths)
+    sampled = pc.is_valid(pc.list_flatten(rows["policy_versions"])).to_numpy()
+    weighted = pc.list_flatten(rows["response_mask"]).to_numpy() > 0
+    if (weighted & ~sampled).any():
+        raise ValueError("a token that was not sampled has loss weight")
+    found, trained = (np.bincount(row[of], minlength=len(rows)) for of in (sampled, weighted))
+    return found, trained
+
+
+def _coverage(
+    num_sampled: int, found: np.ndarray, trained: np.ndarray, num_cut: int, rows: pa.Table
+) -> TokenCoverage:
+    reasons = rows["drop_reason"].to_numpy(zero_copy_only=False)
+    kept = is_kept(reasons)
+    dropped = {
+        str(reason): int(found[reasons == reason].sum()) for reason in sorted(set(reasons[~kept]))
+    }
+    if num_cut:
+        dropped[TRUNCATED] = num_cut
+    return TokenCoverage(
+        sampled=num_sampled,
+        trained=int(trained[kept].sum()),
+        masked=int((found - trained)[kept].sum()),
+        dropped=dropped,
+    )
+
+
 def count_tokens(num_sampled: int, sampled_per_row: np.ndarray, rows: pa.Table) -> TokenCoverage:
     """Return where sampled tokens went, counted in the finished rows.
 
@@ -23,29 +69,10 @@ def count_tokens(num_sampled: int, sampled_per_row: np.ndarray, rows: pa.Table) 
         ValueError: A token is in no row and was not cut off one, or one has loss weight that was
             not sampled.
     """
-    lengths = pc.list_value_length(rows["response_ids"]).to_numpy()
-    row = np.repeat(np.arange(len(rows)), lengths)
-    sampled = pc.is_valid(pc.list_flatten(rows["policy_versions"])).to_numpy()
-    weighted = pc.list_flatten(rows["response_mask"]).to_numpy() > 0
-    if (weighted & ~sampled).any():
-        raise ValueError("a token that was not sampled has loss weight")
-    found = np.bincount(row[sampled], minlength=len(rows))
-    trained = np.bincount(row[weighted], minlength=len(rows))
+    found, trained = _per_row(rows)
     cut = sampled_per_row - found
     is_cut = pc.fill_null(pc.match_substring(rows["truncated"], "response"), False).to_numpy()
     lost = num_sampled - int(sampled_per_row.sum()) + int(np.abs(cut[~is_cut]).sum())
     if lost or (cut < 0).any():
         raise ValueError(f"{lost} of {num_sampled} sampled tokens are in no row")
-    reasons = rows["drop_reason"].to_numpy(zero_copy_only=False)
-    kept = is_kept(reasons)
-    dropped = {
-        str(reason): int(found[reasons == reason].sum()) for reason in sorted(set(reasons[~kept]))
-    }
-    if cut.any():
-        dropped[TRUNCATED] = int(cut.sum())
-    return TokenCoverage(
-        sampled=num_sampled,
-        trained=int(trained[kept].sum()),
-        masked=int((found - trained)[kept].sum()),
-        dropped=dropped,
-    )
+    return _coverage(num_sampled, found, trained, int(cut.sum()), rows)

@@ -2,6 +2,7 @@
 transformers is loaded.
 """
 
+import json
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,28 @@ class TokenizerVocabulary:
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of some tokens, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def find_end_ids(folder: Path) -> frozenset[int]:
+    """Return the tokens by which a policy ends a response; empty if its files do not say.
+
+    Servers stop at those of `generation_config.json` and at the tokenizer's end token, which
+    `config.json` names too.
+
+    Raises:
+        ConfigError: One of these files is not JSON.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            ends = json.loads(path.read_bytes()).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"{path} is not a JSON object: {error}") from error
+        found.update(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    return frozenset(found)
 
 
 def find_vocabulary(folder: Path) -> TokenizerVocabulary | None:

@@ -62,8 +62,10 @@ class DropReason(StrEnum):
     """A rollout of its group failed in a way that drops the group."""
     OTHER_TEMPERATURE = "other_temperature"
     """The agent sampled at another temperature than the run's."""
+    OTHER_SAMPLING = "other_sampling"
+    """The agent set fields by which it sampled from another distribution than the run's."""
     UNFINISHED = "unfinished"
-    """The length limit ended its last response."""
+    """Its last response was cut off."""
     EQUAL_REWARDS = "equal_rewards"
     """All rollouts of its group have one reward."""
     UNUSABLE_REWARD = "unusable_reward"
@@ -74,6 +76,8 @@ class DropReason(StrEnum):
     """Rollout correction rejected every token."""
     NO_WEIGHT = "no_weight"
     """In the batch with weight 0, by policy."""
+    NO_TOKEN_IDS = "no_token_ids"
+    """Of a call: its token ids or log-probs are missing or incomplete, so it is in no row."""
 
 
 class Coverage(BaseModel):
@@ -131,6 +135,28 @@ class RowCoverage(BaseModel):
     def _adds_up(self) -> Self:
         if self.built != self.trained + self.masked + sum(self.dropped.values()):
             raise ValueError(f"row coverage does not add up: {self}")
+        return self
+
+
+class CallCoverage(BaseModel):
+    """What became of the model calls that sampled tokens, of the rollouts that ended with a reward:
+    `sampled = trained + masked + sum(dropped)`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sampled: int
+    trained: int
+    """In a row with loss weight."""
+    masked: int
+    """In a row that is in the batch without loss weight."""
+    dropped: Mapping[str, int]
+    """By the drop reason of their row; `no_token_ids` for those that no row could be built of."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.sampled != self.trained + self.masked + sum(self.dropped.values()):
+            raise ValueError(f"call coverage does not add up: {self}")
         return self
 
 

@@ -5,7 +5,7 @@ import boto3
 import pytest
 
 from agl_core.dataset import publish_dataset, read_jsonl
-from agl_core.errors import ConfigError
+from agl_core.errors import ConfigError, LedgerError
 from agl_core.ledger.storage import Storage
 
 
@@ -67,3 +67,13 @@ def test_another_encoding_is_said(tmp_path: Path):
     (tmp_path / "rows.jsonl").write_bytes('{"q": "\u00e9"}'.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"rows\.jsonl is not UTF-8"):
         read_jsonl(str(tmp_path / "rows.jsonl"))
+
+
+def test_a_published_version_that_was_changed_is_not_read(storage: Storage, tmp_path: Path):
+    path = write(tmp_path, '{"a": 1}')
+    uri = publish_dataset(storage, "sums", path)
+    key = uri.removeprefix(f"{storage.uri}/")
+    storage.replace(key, storage.read(key).replace(b"1", b"2"))
+    for use in (lambda: read_jsonl(uri), lambda: publish_dataset(storage, "sums", path)):
+        with pytest.raises(LedgerError, match=r"holds rows with digest [0-9a-f]{16}, it was publ"):
+            use()

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import httpx
 import pytest
 import yaml
 from click.testing import Result
+from prefect.settings import get_current_settings
 from typer.testing import CliRunner
 
 from agl_core.config import RunConfig
@@ -126,7 +128,8 @@ def test_publishing_names_the_deployments_that_start_a_run(api: Api, folder: Pat
     assert set(rows(deploy(folder, *off)).values()) == {"unchanged"}
     assert nobody % "sums" in publish("sums", tmp_path).stderr
     rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
-    assert "is started by training-run/nightly-sums" in publish("sums", tmp_path).stderr
+    said = publish("sums", tmp_path, "2 + 2")
+    assert "is started by training-run/nightly-sums" in said.stderr
     deadline = time.monotonic() + 30
     while not api.post("/events/filter", filter={"event": {"name": ["agl.dataset.published"]}})[
         "events"
@@ -135,8 +138,25 @@ def test_publishing_names_the_deployments_that_start_a_run(api: Api, folder: Pat
         time.sleep(0.2)
 
 
-def publish(name: str, folder: Path) -> Result:
-    (folder / "rows.jsonl").write_text('{"question": "1 + 1"}\n')
+def test_rows_that_a_deployment_has_a_run_on_start_no_second_one(
+    api: Api, folder: Path, tmp_path: Path
+):
+    api.remove_automations()
+    rows(deploy(folder, "run.yaml", "--pool", "one", "--on-dataset", "sums"))
+    uri = publish("sums", tmp_path, "3 + 3").stdout.strip()
+    (deployment,) = [d for d in api.post("/deployments/filter") if d["name"] == "nightly-sums"]
+    moved = f"s3://elsewhere/{uri.removeprefix(str(tmp_path))}"
+    made = {"name": "first", "parameters": {"train_data": moved, "config": {}}}
+    path = f"/deployments/{deployment['id']}/create_flow_run"
+    api.post(path, **made, enforce_parameter_schema=False)
+    said = publish("sums", tmp_path, "3 + 3")
+    assert "published before and have a run of training-run/nightly-sums (flow run" in said.stderr
+    assert "nothing is started" in said.stderr
+    assert "is started by" in publish("sums", tmp_path, "4 + 4").stderr
+
+
+def publish(name: str, folder: Path, question: str = "1 + 1") -> Result:
+    (folder / "rows.jsonl").write_text(json.dumps({"question": question}) + "\n")
     arguments = [name, str(folder / "rows.jsonl"), "--ledger", str(folder / "ledger")]
     return CliRunner().invoke(app, ["dataset", "publish", *arguments])
 
@@ -160,11 +180,44 @@ def test_what_was_switched_in_the_ui_stays(api: Api, folder: Path):
     rows(deploy(folder, "run.yaml", "--pool", "one"))
     (automation,) = automations(api, "agl-restart-training-runs")
     httpx.patch(f"{api.url}/automations/{automation['id']}", json={"enabled": False})
-    again = rows(deploy(folder, "run.yaml", "--pool", "one", "--heartbeat", "30"))
-    assert again["agl-killed-flow-runs"] == "updated: trigger"
+    again = rows(deploy(folder, "run.yaml", "--pool", "one", "--queue", "other"))
+    assert again["agl-restart-training-runs"] == "unchanged"
     (automation,) = automations(api, "agl-restart-training-runs")
     assert automation["enabled"] is False
     httpx.patch(f"{api.url}/automations/{automation['id']}", json={"enabled": True})
+
+
+def test_killed_flow_runs_are_marked_after_three_of_the_slowest_heartbeats(api: Api, folder: Path):
+    def within() -> float:
+        (automation,) = automations(api, "agl-killed-flow-runs")
+        return automation["trigger"]["within"]
+
+    slow = rows(deploy(folder, "run.yaml", "--pool", "one", "--heartbeat", "90"))
+    assert slow["agl-killed-flow-runs"] == "updated: trigger"
+    assert within() == 270
+    (folder / "other.yaml").write_text(
+        (folder / "run.yaml").read_text().replace("nightly-sums", "other-sums")
+    )
+    deploy(folder, "other.yaml", "--pool", "one")
+    assert within() == 270, "nightly-sums still sends every 90 s"
+    deploy(folder, "run.yaml", "--pool", "one")
+    assert within() == 180
+    deploy(folder, "run.yaml", "other.yaml", "--pool", "one", "--heartbeat", "30")
+    environments = [found["job_variables"]["env"] for found in api.post("/deployments/filter")]
+    slowest = max(int(env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) for env in environments)
+    assert within() == 3 * slowest
+    ours = get_current_settings().flows.heartbeat_frequency
+    assert ours is not None
+    assert 3 * ours <= 90, "`agl run`, which no deployment configures, is left alone too"
+
+
+def test_a_heartbeat_that_is_no_number_is_one_sentence(folder: Path):
+    deployments = Path("prefect.yaml").read_text().replace('FREQUENCY: "60"', 'FREQUENCY: "often"')
+    (folder / "prefect.yaml").write_text(deployments)
+    done = deploy(folder, "run.yaml")
+    (folder / "prefect.yaml").unlink()
+    assert isinstance(done.exception, ConfigError)
+    assert "FREQUENCY is 'often', not a whole number of seconds" in str(done.exception)
 
 
 def automations(api: Api, name: str) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from agl_core import semconv
 from agl_core.env_var import ENGINE_TOKEN
 from agl_core.errors import ConfigError
 from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.run import RunLedger
 from agl_core.ledger.tables import SPANS
 from agl_core.ledger.verify import verify_run
@@ -109,7 +110,7 @@ def test_its_runner_runs_every_shard(run: RunLedger, runner: Runner, prefect_api
     for manifest in run.manifests():
         assert manifest.coverage.trained == manifest.coverage.expected == 16
         spans = pa.concat_tables(
-            files.read_table(run.storage, file.key, SPANS)
+            files.read_table(run.storage, file, SPANS)
             for file in manifest.files
             if file.key.endswith("spans.parquet")
         )
@@ -226,7 +227,8 @@ def reaches(runner: Runner, host: OtherHost, url: str) -> bool:
 def root_places(run: RunLedger, prefix: str) -> list[dict[str, object]]:
     """What the root spans of a set of rollouts say about where they ran."""
     keys = run.storage.list(f"{run.iteration(0).prefix}{prefix}")
-    tables = [files.read_table(run.storage, k, SPANS) for k in keys if k.endswith("spans.parquet")]
+    flushed = [Unrecorded(key) for key in keys if key.endswith("spans.parquet")]
+    tables = [files.read_table(run.storage, file, SPANS) for file in flushed]
     spans = pa.concat_tables(tables)
     roots = spans.filter(pc.equal(spans["name"], semconv.ROLLOUT_SPAN))
     assert len(roots) > 0

@@ -56,8 +56,8 @@ def run(
 
 
 def table(run: RunLedger, iteration: int, stage: str, name: str, schema: pa.Schema) -> pa.Table:
-    key = run.iteration(iteration).finished(stage).file(name).key
-    return files.read_table(run.storage, key, schema)
+    file = run.iteration(iteration).finished(stage).file(name)
+    return files.read_table(run.storage, file, schema)
 
 
 def test_versions_form_a_chain_and_each_iteration_trains_on_what_it_rolled_out(run: RunLedger):

@@ -73,8 +73,8 @@ def kl_by_step(config: RunConfig) -> list[list[float]]:
     ledger = open_run(config.ledger, config.run_id)
     found = []
     for number in range(ledger.committed()):
-        key = ledger.iteration(number).finished("update").file("update_metrics").key
-        metrics = files.read_table(ledger.storage, key, UPDATE_METRICS)
+        file = ledger.iteration(number).finished("update").file("update_metrics")
+        metrics = files.read_table(ledger.storage, file, UPDATE_METRICS)
         found.append(metrics.filter(pc.equal(metrics["name"], "actor/ppo_kl"))["value"].to_pylist())
     assert len(found) == 10
     return found

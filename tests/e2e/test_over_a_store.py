@@ -83,8 +83,8 @@ def table(
     ledger: RunLedger, iteration: int, stage: str, name: str, schema: pa.Schema, columns: list[str]
 ) -> list[dict[str, Any]]:
     found = ledger.iteration(iteration)
-    key = found.finished(stage).file(name).key
-    return files.read_table(found.storage, key, schema, columns).to_pylist()
+    file = found.finished(stage).file(name)
+    return files.read_table(found.storage, file, schema, columns).to_pylist()
 
 
 @pytest.fixture

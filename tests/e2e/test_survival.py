@@ -5,7 +5,9 @@ The agents of these runs wait for a file, so that what happens to them happens w
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -17,14 +19,17 @@ from typing import Any
 import psutil
 import pyarrow.compute as pc
 import pytest
+from typer.testing import CliRunner
 
 from agl_core.config import RolloutSettings, RunConfig
 from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import RunLedger, open_run
 from agl_core.ledger.verify import verify_run
 from agl_core.lifeline import ChildProcess, spawn
 from agl_core.serving.launch import ModelServer
+from deployments.cli import app
 from deployments.server import SERVER_SETTINGS, free_port
 from tests.conftest import small_run
 from tests.e2e.deployed import Api, deployed, start_worker
@@ -165,7 +170,7 @@ def shard_processes(campaign: Campaign) -> list[int]:
     storage = campaign.ledger.storage
     prefix = campaign.ledger.starts.signs_prefix
     keys = [key for key in storage.list(prefix) if key.endswith(".alive.json")]
-    return sorted({files.read_json(storage, key)["pid"] for key in keys})
+    return sorted({files.read_json(storage, Unrecorded(key))["pid"] for key in keys})
 
 
 def lives(pid: int) -> bool:
@@ -227,7 +232,7 @@ def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api
         run.kill()
     name = f"{pooled.config.run_id}-000000-train-0001"
     sign = pooled.ledger.starts.shard_key(1, "000000-train-0001", "alive")
-    os.kill(files.read_json(pooled.ledger.storage, sign)["pid"], signal.SIGKILL)
+    os.kill(files.read_json(pooled.ledger.storage, Unrecorded(sign))["pid"], signal.SIGKILL)
     wait_until(lambda: states(api, pooled)[name] == "CRASHED", "not seen by its worker")
     pooled.open_gate()
     (shard,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
@@ -239,6 +244,18 @@ def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api
     assert set(pooled.rollouts.deciding_claims().values()) == {second.number, retry.number}
     assert len(pooled.waiting()) == 24, "16 attempts, and 8 of the retry"
     pooled.finish()
+    assert len(pooled.waiting()) == 24
+    assert states(api, pooled)[name] == "COMPLETED"
+    api.post(f"/flow_runs/{shard['id']}/set_state", state=scheduled, force=True)
+
+    def shown() -> dict[str, Any]:
+        (found,) = api.post("/flow_runs/filter", flow_runs={"name": {"any_": [name]}})
+        return found["state"]
+
+    wait_until(
+        lambda: (shown()["message"] or "").startswith("kept as it was: shard"), "not refused"
+    )
+    assert shown()["type"] == "COMPLETED"
     assert len(pooled.waiting()) == 24
 
 
@@ -297,6 +314,80 @@ def test_a_shard_whose_worker_died_with_it_is_replaced(
     ]
     assert len(messages) == 2
     assert all("given up and replaced: process" in message for message in messages)
+
+
+def test_a_shard_whose_worker_died_before_it_began_is_replaced(
+    campaign: Campaign, api: Api, prefect_api: str, tmp_path: Path
+):
+    """Prefect leaves its run Pending, and no other worker takes it."""
+    pool = f"pool-{uuid.uuid4().hex[:6]}"
+    env = os.environ | {"PREFECT_API_URL": prefect_api, "PREFECT_WORKER_HEARTBEAT_SECONDS": "1"}
+    deploy_to(pool)
+    rollout = campaign.config.rollout.model_copy(
+        update={"deployment": "rollout-shard/rollout-shard"}
+    )
+    campaign.config = campaign.config.model_copy(update={"rollout": rollout})
+    campaign.open_gate()
+    run_id = campaign.config.run_id
+
+    def taken() -> bool:
+        found = [run for run in api.of_run("flow_runs", run_id) if "-train-" in run["name"]]
+        return bool(
+            found
+            and found[0]["state_type"] == "PENDING"
+            and "prefect.worker.name" in found[0]["labels"]
+        )
+
+    first_worker = start_worker(PREFECT, tmp_path / "first.log", env, pool)
+    with first_worker as first, campaign.started() as run:
+        wait_until(taken, campaign.log)
+        kill_all(first)
+        with start_worker(PREFECT, tmp_path / "second.log", env, pool):
+            assert run.wait(240) == 0, campaign.log()
+    campaign.check()
+    (given_up,) = [
+        shard["state"]["message"]
+        for shard in api.of_run("flow_runs", run_id)
+        if shard["state_type"] == "CRASHED"
+    ]
+    assert re.search(rf"given up and replaced: worker worker-\w+ of work pool {pool}", given_up)
+
+
+def test_a_deployed_training_run_outlives_its_worker(
+    campaign: Campaign, api: Api, prefect_api: str, tmp_path: Path
+):
+    """Its worker read its output, and Prefect's console ends a process that cannot write."""
+    pool = f"pool-{uuid.uuid4().hex[:6]}"
+    deploy_to(pool)
+    env = os.environ | {"PREFECT_API_URL": prefect_api, "PYTHONPATH": str(Path.cwd())}
+    del env["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"]
+    command = [str(PREFECT), "worker", "start", "--pool", pool, "--name", pool]
+    with (tmp_path / "worker.log").open("wb") as output:
+        worker = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+    try:
+        values = campaign.config.model_dump(mode="json")
+        flow_run_id = api.start("training-run/training-run", {"config": values})
+        wait_until(lambda: len(campaign.waiting()) >= 8, "no agent works")
+        start = campaign.ledger.starts.latest()
+        assert start is not None
+        worker.kill()
+        worker.wait()
+        wait_until(lambda: output_of(start.pid) == {"/dev/null"}, "output goes to nobody", 20)
+        campaign.open_gate()
+        ended = api.ended(flow_run_id)
+    finally:
+        worker.kill()
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    campaign.check()
+
+
+def output_of(pid: int) -> set[str]:
+    return {os.readlink(f"/proc/{pid}/fd/{descriptor}") for descriptor in (1, 2)}
+
+
+def deploy_to(pool: str) -> None:
+    done = CliRunner().invoke(app, ["deploy", "--pool", pool])
+    assert done.exit_code == 0, done.exception
 
 
 @pytest.mark.long  # `tests/chaos` has a killed server too; this one is away for longer

@@ -1,6 +1,7 @@
 """A flow that is stopped says why."""
 
 import asyncio
+import sys
 import uuid
 
 import pytest
@@ -11,6 +12,7 @@ from prefect.states import Cancelling
 
 from agl_core.errors import RunCancelled
 from flows.cancellation import until_cancelled
+from flows.failure import fails_in_one_sentence
 
 
 @flow(flow_run_name="waiting", validate_parameters=False)
@@ -43,3 +45,23 @@ async def test_a_flow_that_is_stopped_says_by_whom(started, in_ui: bool, said: s
     task.cancel()
     with pytest.raises(RunCancelled, match=said):
         await task
+
+
+@flow(flow_run_name="exiting", validate_parameters=False)
+@fails_in_one_sentence
+async def exiting() -> None:
+    await asyncio.sleep(0)
+    sys.exit(3)
+
+
+@flow(flow_run_name="above", validate_parameters=False)
+@fails_in_one_sentence
+async def above() -> None:
+    await exiting()
+
+
+@pytest.mark.usefixtures("prefect_api")
+async def test_sys_exit_in_a_flow_crashes_it_and_those_above_and_cancels_none():
+    state = await above(return_state=True)
+    assert state.is_crashed()
+    assert "exiting crashed: code in its process called sys.exit(3)" in str(state.message)

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -15,7 +15,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     LogFilter,
 )
-from prefect.client.schemas.objects import TaskRun
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.flow_engine import run_flow_async
+from prefect.states import AwaitingRetry
 
 from agl_core.config import RunConfig
 from agl_core.errors import IterationStopped
@@ -237,3 +239,57 @@ async def test_a_broken_agent_does_not_burn_every_rollout(
         (run,) = await client.read_flow_runs(flow_run_filter=names)
     assert run.state is not None
     assert (run.state.message or "").startswith("the rollouts of train stop: none of the first")
+
+
+async def retried(shard: ShardRef) -> State[Any]:
+    """Do what the UI does for a retry, then what a worker does; return how that ended."""
+    names = FlowRunFilter.model_validate({"name": {"any_": [shard.name]}})
+    async with get_client() as client:
+        (run,) = await client.read_flow_runs(flow_run_filter=names)
+        await client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
+        run = await client.read_flow_run(run.id)
+    ended = run_flow_async(
+        rollout_shard, flow_run=run, parameters={"shard": shard}, return_type="state"
+    )
+    state = await cast("Awaitable[State[Any]]", ended)
+    async with get_client() as client:
+        shown = (await client.read_flow_run(run.id)).state
+    assert shown is not None
+    assert (shown.type, shown.message) == (state.type, state.message)
+    return state
+
+
+async def test_a_retry_after_the_record_leaves_a_completed_shard_completed(
+    tmp_path: Path, server: ScriptedModelServer
+):
+    ends = ["succeeded", "agent_error"]
+    shard, rollouts = make_shard(str(tmp_path), server, "fails_and_logs", *ends, run_id="again")
+    await rollout_shard(shard)
+    state = await retried(shard)
+    assert state.is_completed(), "nothing is recorded yet: the failed rollout runs again"
+    assert len(rollouts.claims()) == 2
+    with open_run(str(tmp_path), "again").iteration(0).stage("rollout") as stage:
+        rollouts.record(stage)
+    calls = len(server.requests)
+    for _ in range(2):
+        state = await retried(shard)
+        assert state.is_completed()
+        kept = "kept as it was: shard again-000000-train-0001 cannot be retried: stage rollout"
+        assert (state.message or "").startswith(kept)
+    assert (len(server.requests), len(rollouts.claims())) == (calls, 2)
+
+
+async def test_a_retry_after_the_record_leaves_a_failed_shard_failed(
+    tmp_path: Path, server: ScriptedModelServer
+):
+    limits = {"give_up_after": 1, "min_success_fraction": 0.1}
+    shard, rollouts = make_shard(
+        str(tmp_path), server, "fails_and_logs", "agent_error", run_id="red", failures=limits
+    )
+    with pytest.raises(IterationStopped):
+        await rollout_shard(shard)
+    with open_run(str(tmp_path), "red").iteration(0).stage("rollout") as stage:
+        rollouts.record(stage)
+    state = await retried(shard)
+    assert state.is_failed()
+    assert (state.message or "").startswith("shard red-000000-train-0001 cannot be retried")

@@ -2,23 +2,25 @@
 replies are known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from openai import OpenAI
 
 from agl_core.config import RolloutSettings
 from agl_core.emitter.reward import emit_reward
+from agl_core.errors import LedgerError
 from agl_core.failures import FailureSettings
 from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.run import open_run
-from agl_core.ledger.stages import StageRecord
+from agl_core.ledger.stages import IterationLedger, StageRecord
 from agl_core.ledger.tables import BATCH_ROWS, BREAKS
 from agl_core.litagent.decorator import as_agent
 from agl_core.runner.shard import Shard, ShardRef
@@ -68,6 +70,19 @@ def forgets(task: dict[str, Any], llm: LLM) -> float:
     return 1.0
 
 
+def streams(task: dict[str, Any], llm: LLM) -> float:
+    """Two calls, both streamed."""
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    with OpenAI(base_url=llm.get_base_url(), api_key=llm.api_key, max_retries=0) as client:
+        for _ in range(2):
+            chunks = client.chat.completions.create(
+                model=llm.model, messages=messages, stream=True, **llm.sampling_parameters
+            )
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "?"}]
+    return 1.0
+
+
 @pytest.fixture
 def server() -> Iterator[ScriptedModelServer]:
     with ScriptedModelServer(weights_digest=POLICY.weights_digest) as running:
@@ -84,9 +99,15 @@ class Adapted:
 
 
 async def adapt_rollouts(
-    agent: Any, server: ScriptedModelServer, folder: Path, **overrides: Any
+    agent: Any,
+    server: ScriptedModelServer,
+    folder: Path,
+    between: Callable[[IterationLedger], object] = lambda iteration: None,
+    **overrides: Any,
 ) -> Adapted:
-    """Run four rollouts in two groups, then the stages `collect` and `adapt`."""
+    """Run four rollouts in two groups, then the stages `collect` and `adapt`; something may happen
+    between these.
+    """
     ref = IterationRef(ledger=str(folder), run_id="run", iteration=0)
     ledger = open_run(ref.ledger, ref.run_id)
     iteration = ledger.iteration(0)
@@ -129,12 +150,28 @@ async def adapt_rollouts(
     token = context._context.set(context.RunContext(run, SimpleNamespace(), False))  # type: ignore
     try:
         collect.fn(ref, TRAIN_SET, POLICY)
+        between(iteration)
         record = adapt.fn(ref)
     finally:
         context._context.reset(token)
-    rows = files.read_table(iteration.storage, record.file("batch").key, BATCH_ROWS)
-    breaks = files.read_table(iteration.storage, record.file("breaks").key, BREAKS)
+    rows = files.read_table(iteration.storage, record.file("batch"), BATCH_ROWS)
+    breaks = files.read_table(iteration.storage, record.file("breaks"), BREAKS)
     return Adapted(record, rows.to_pylist(), breaks.to_pylist())
+
+
+@pytest.mark.parametrize("name", ["spans", "outcomes"])
+async def test_a_file_that_was_changed_after_its_stage_is_not_read(server, tmp_path, name: str):
+    def change(iteration: IterationLedger) -> None:
+        path = iteration.storage.local_path(iteration.finished("collect").file(name).key)
+        assert path is not None
+        table = pq.read_table(path)
+        column = {"spans": "response_token_ids", "outcomes": "reward"}[name]
+        place = table.schema.get_field_index(column)
+        changed = pa.array([None] * len(table), table.schema.field(column).type)
+        pq.write_table(table.set_column(place, table.schema.field(place), changed), path)
+
+    with pytest.raises(LedgerError, match=rf"{name}\.parquet has sha256 .* its record says"):
+        await adapt_rollouts(talks, server, tmp_path, between=change)
 
 
 async def test_the_turns_of_each_agent_become_one_row(server, tmp_path):
@@ -157,6 +194,7 @@ async def test_the_turns_of_each_agent_become_one_row(server, tmp_path):
         "masked": 0,
         "dropped": {},
     }
+    assert values["calls"] == {"sampled": 16, "trained": 16, "masked": 0, "dropped": {}}
     assert values["coverage"]["trained"] == 4
     assert values["breaks"] == {"branch": 0, "template": 0, "retokenised": 0, "other": 4}
 
@@ -195,3 +233,24 @@ async def test_the_stage_says_what_it_dropped(server, tmp_path):
         "masked": 0,
         "dropped": {"group_too_small": 24, "prompt_too_long": 104},
     }
+
+
+async def test_a_call_without_whole_token_ids_beside_whole_ones_is_counted(
+    server, tmp_path, caplog: pytest.LogCaptureFixture
+):
+    seen: list[object] = []
+
+    def lose_one(events: list[Any]) -> list[Any]:
+        seen.append(events)
+        return events[:3] + events[4:] if len(seen) % 2 else events
+
+    server.edit_events = lose_one
+    adapted = await adapt_rollouts(streams, server, tmp_path)
+    assert [row["num_calls"] for row in adapted.rows] == [1] * 4
+    assert adapted.record.values["calls"] == {
+        "sampled": 8,
+        "trained": 4,
+        "masked": 0,
+        "dropped": {"no_token_ids": 4},
+    }
+    assert "4 of 8 model calls came without whole token ids or log-probs" in caplog.text

@@ -73,8 +73,8 @@ def run(
 
 
 def table(run: RunLedger, iteration: int, stage: str, name: str, schema: pa.Schema) -> pa.Table:
-    key = run.iteration(iteration).finished(stage).file(name).key
-    return files.read_table(run.storage, key, schema)
+    file = run.iteration(iteration).finished(stage).file(name)
+    return files.read_table(run.storage, file, schema)
 
 
 def test_each_iteration_is_answered_by_the_version_that_the_one_before_made(run: RunLedger) -> None:

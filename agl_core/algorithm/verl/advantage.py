@@ -10,10 +10,14 @@ response, and its result goes to every token with loss weight of the unit::
     estimator 7: length 5, reward 1.0;  8: length 2, reward 0.0   uid 3
     tokens    7: +0.7 on five tokens,   8: -0.7 on two
 
+A group whose rewards are all equal (`agl_core.trajectory.filters.are_equal`) has the advantage 0.0
+on every token. VERL subtracts a float32 mean, which for rewards of 0.7 is off in the last place,
+and adds only 1e-6 to the standard deviation: that gives +0.056 on every token.
+
 Token-level estimators (`estimators.TOKEN`) get the rows as they are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,7 @@ from agl_core.algorithm.verl.batch import Padding, RowBatch
 from agl_core.algorithm.verl.estimators import NORMALISED, OUTCOME
 from agl_core.algorithm.verl.platform_cpu import quiet_imports
 from agl_core.errors import TrainerError
+from agl_core.trajectory.filters import are_equal
 
 with quiet_imports():
     import torch
@@ -39,6 +44,10 @@ class Advantages:
     """[R] float32, what the critic learns; None without one."""
     has_peers: np.ndarray
     """[N] bool; False where a row has nothing to be compared with, so that its advantage is 0."""
+    equal_groups: int = 0
+    """Compared groups whose rewards are all the same."""
+    near_equal_groups: int = 0
+    """Further ones whose rewards count as equal."""
 
 
 def estimate(
@@ -66,9 +75,9 @@ def estimate(
     """
     weighted = batch.response_mask > 0
     if algorithm.adv_estimator in OUTCOME:
-        per_row, has_peers = _outcome(batch, algorithm, token_rewards, by_step, min_group_size)
-        per_token = np.repeat(per_row, batch.response_lengths)
-        return Advantages(np.where(weighted, per_token, 0).astype(np.float32), None, has_peers)
+        found = _outcome(batch, algorithm, token_rewards, by_step, min_group_size)
+        per_token = np.repeat(found.values, batch.response_lengths)
+        return replace(found, values=np.where(weighted, per_token, 0).astype(np.float32))
     everywhere = np.ones(len(batch), dtype=bool)
     if not weighted.any():  # VERL would whiten over no token
         return Advantages(np.zeros(len(weighted), dtype=np.float32), None, everywhere)
@@ -96,8 +105,8 @@ def _outcome(
     token_rewards: np.ndarray,
     by_step: bool,
     min_group_size: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's advantage, and whether its unit was compared."""
+) -> Advantages:
+    """Return each row's advantage, [N] float64, and whether its unit was compared."""
     starts = np.cumsum(batch.response_lengths) - batch.response_lengths
     penalties = np.add.reduceat(
         token_rewards.astype(np.float64) - batch.token_rewards.astype(np.float64), starts
@@ -122,7 +131,14 @@ def _outcome(
         advantages[compared] = _of_units(
             algorithm, rewards[compared], lengths[compared], groups[compared]
         )
-    return advantages[unit], compared[unit]
+    low, high = np.full(len(sizes), np.inf), np.full(len(sizes), -np.inf)
+    np.minimum.at(low, position, rewards)
+    np.maximum.at(high, position, rewards)
+    is_compared = np.bincount(position, compared) > 0
+    same, equal = is_compared & (low == high), is_compared & are_equal(low, high)
+    advantages[equal[position]] = 0.0
+    num_same = int(same.sum())
+    return Advantages(advantages[unit], None, compared[unit], num_same, int(equal.sum()) - num_same)
 
 
 def _of_units(

@@ -23,7 +23,7 @@ from agl_core.algorithm.verl.config import compose, server_settings, total_steps
 from agl_core.algorithm.verl.estimators import OUTCOME
 from agl_core.algorithm.verl.order import rows_of_step
 from agl_core.algorithm.verl.overrides import Overrides, normalise
-from agl_core.algorithm.verl.settings import batch_settings
+from agl_core.algorithm.verl.settings import batch_settings, sampling_fields
 from agl_core.config import AlgorithmSettings, RunConfig
 from agl_core.errors import ConfigError
 from agl_core.trajectory.settings import BatchSettings
@@ -259,10 +259,10 @@ class VERL(IterativeAlgorithm[VERLState]):
             "temperature": float(sampling.temperature) if is_sampled else 0.0,
             "max_tokens": self.config.data.max_response_length,
         }
-        if is_sampled and sampling.top_p != 1:
-            parameters["top_p"] = float(sampling.top_p)
-        if is_sampled and sampling.top_k != -1:
-            parameters["extra_body"] = {"top_k": sampling.top_k}  # not a field of OpenAI's
+        cuts = sampling_fields(sampling) if is_sampled else {}
+        if "top_k" in cuts:
+            parameters["extra_body"] = {"top_k": cuts.pop("top_k")}  # not a field of OpenAI's
+        parameters |= cuts
         return Proposal(
             policy=state.policy,
             sampling_parameters=parameters,

@@ -16,6 +16,7 @@ from agl_core.algorithm.verl.estimators import (
     TOKEN,
 )
 from agl_core.algorithm.verl.keys import ACTOR, CRITIC, OURS, REFERENCE, ROLLOUT
+from agl_core.sampling import ENDINGS
 
 PER_ROLLOUT_MODES: tuple[str, ...] = ("token-mean", "seq-mean-token-mean")
 """Values of `loss_agg_mode` that are averages."""
@@ -209,4 +210,10 @@ def _correction(config: DictConfig) -> Iterator[str]:
         yield (
             f"{section[:-1]} with {ROLLOUT}top_p={rollout.top_p}, top_k={rollout.top_k}: tokens "
             "would be sampled from another distribution than the one that log-probs are of"
+        )
+    allowed = set(config.agentlightning.sampling.allow or ()) - set(ENDINGS)
+    if corrected and allowed:
+        yield (
+            f"{section[:-1]} with {OURS}sampling.allow={sorted(allowed)}: it compares log-probs of "
+            "the policy's own distribution, and these fields change that of the rollouts"
         )

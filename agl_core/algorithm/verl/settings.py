@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from agl_core.algorithm.verl.keys import OURS
 from agl_core.errors import ConfigError
+from agl_core.sampling import deviations
 from agl_core.trajectory.settings import BatchSettings
 
 DEFAULTS: dict[str, Any] = {
@@ -21,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "truncation": {"prompt": "drop", "response": "drop", "unfinished": "keep"},
     "credit": {"assignment": "final", "discount": 1.0, "reward_weights": {}},
     "filter": {"equal_rewards": False, "on_empty": "fail"},
+    "sampling": {"allow": []},
     "loss": {"per_rollout": False},
 }
 """Agent Lightning's keys with its defaults, then ours; see `BatchSettings` for their values."""
@@ -35,6 +37,7 @@ _KEYS: dict[str, str] = {
     "reward_weights": OURS + "credit.reward_weights",
     "drop_equal_rewards": OURS + "filter.equal_rewards",
     "on_empty": OURS + "filter.on_empty",
+    "allowed_sampling": OURS + "sampling.allow",
 }
 """The key of each setting of the batch."""
 
@@ -45,6 +48,13 @@ def row_limits(config: DictConfig) -> tuple[int, int]:
     if aggregator.level == "trajectory":
         return (aggregator.trajectory_max_prompt_length, aggregator.trajectory_max_response_length)
     return config.data.max_prompt_length, config.data.max_response_length
+
+
+def sampling_fields(section: DictConfig) -> dict[str, float]:
+    """Return the fields of a request that cut the distribution, for `rollout` or its
+    `val_kwargs`.
+    """
+    return deviations({"top_p": section.top_p, "top_k": section.top_k})
 
 
 def batch_settings(config: DictConfig, min_group_size: int) -> BatchSettings:
@@ -61,12 +71,15 @@ def batch_settings(config: DictConfig, min_group_size: int) -> BatchSettings:
     values = {name: OmegaConf.select(config, key) for name, key in _KEYS.items()}
     weights = values["reward_weights"]
     values["reward_weights"] = OmegaConf.to_container(weights) if weights else None
+    allowed = values["allowed_sampling"]
+    values["allowed_sampling"] = OmegaConf.to_container(allowed) if allowed else ()
     try:
         return BatchSettings(
             max_prompt_length=limits[0],
             max_response_length=limits[1],
             min_group_size=min_group_size,
             temperature=float(config.actor_rollout_ref.rollout.temperature),
+            sampling=sampling_fields(config.actor_rollout_ref.rollout),
             **values,
         )
     except ValidationError as error:

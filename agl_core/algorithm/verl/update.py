@@ -105,6 +105,10 @@ def learn(
     reasons = _drop_reasons(batch, corrected, advantages)
     trained = _without(corrected, reasons)
     metrics |= iteration_metrics(trained, old, advantages.values) | _dropped(reasons)
+    metrics |= {
+        "batch/equal_groups": float(advantages.equal_groups),
+        "batch/near_equal_groups": float(advantages.near_equal_groups),
+    }
     rows = update_rows(batch, old.values, advantages.values, reasons)
     if trained.response_mask.any():
         steps, of_critic = _steps(worker, trained, config, old, advantages, values, more, step)

@@ -20,6 +20,8 @@ _SET_HERE = (
     "--host",
     "--port",
     "--logprobs-mode",
+    "--generation-config",
+    "--override-generation-config",
     "--middleware",
     "--worker-extension-cls",
     "--api-key",
@@ -101,7 +103,9 @@ def vllm_command(
     arguments += ["--host", host, "--port", str(port)]
     arguments += ["--middleware", "agl_vllm_policy.PolicyMiddleware"]
     arguments += ["--worker-extension-cls", "agl_vllm_policy.PolicyWorker"]
-    arguments += ["--logprobs-mode", "processed_logprobs", *settings.args]
+    arguments += ["--logprobs-mode", "processed_logprobs"]
+    arguments += ["--generation-config", "vllm"]  # not the sampling defaults of the model's folder
+    arguments += settings.args
     env = {name: value for name, value in inherited.items() if name != "PYTHONPATH"}
     env |= {
         "VLLM_SERVER_DEV_MODE": "1",  # has the routes that replace weights

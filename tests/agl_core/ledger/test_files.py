@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
+from agl_core.ledger.files import Unrecorded
 from agl_core.ledger.storage import Storage, open_storage
 from agl_core.ledger.tables import OUTCOMES, REQUESTS, TRIPLETS
 from tests.builders import make_requests
@@ -14,32 +16,69 @@ from tests.builders import make_requests
 def test_a_table_reads_back_by_columns_and_by_row_groups(storage: Storage):
     ref = files.put_table(storage, "t.parquet", make_requests(5))
     assert ref.rows == 5
-    assert files.read_table(storage, ref.key, REQUESTS, ["index"]).column_names == ["index"]
-    assert pa.concat_tables(files.iter_tables(storage, ref.key, REQUESTS)).num_rows == 5
+    assert files.read_table(storage, ref, REQUESTS, ["index"]).column_names == ["index"]
+    assert pa.concat_tables(files.iter_tables(storage, ref, REQUESTS)).num_rows == 5
     assert files.count_rows(storage, ref.key) == 5
 
 
 def test_another_kind_of_table_is_refused(storage: Storage):
     files.put_table(storage, "t.parquet", make_requests(1))
     with pytest.raises(LedgerError, match="holds b'requests' version 1, expected b'outcomes'"):
-        files.read_table(storage, "t.parquet", OUTCOMES)
+        files.read_table(storage, Unrecorded("t.parquet"), OUTCOMES)
 
 
 def test_a_newer_version_is_refused(storage: Storage):
     schema = REQUESTS.with_metadata({b"agl.schema": b"requests", b"agl.schema_version": b"2"})
     files.put_table(storage, "t.parquet", make_requests(1).cast(schema))
     with pytest.raises(LedgerError, match="version 2, expected b'requests' version 1"):
-        files.read_table(storage, "t.parquet", REQUESTS)
+        files.read_table(storage, Unrecorded("t.parquet"), REQUESTS)
 
 
 def test_a_table_says_which_version_it_was_written_with(storage: Storage):
-    old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"1"})
-    files.put_table(storage, "old.parquet", TRIPLETS.empty_table().cast(old))
-    files.put_table(storage, "new.parquet", TRIPLETS.empty_table())
-    assert files.read_version(storage, "old.parquet", TRIPLETS) == 1
-    assert files.read_version(storage, "new.parquet", TRIPLETS) == 2
-    with pytest.raises(LedgerError, match="expected b'outcomes' version 1"):
-        files.read_version(storage, "new.parquet", OUTCOMES)
+    old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"2"})
+    kept = {
+        2: files.put_table(storage, "old.parquet", TRIPLETS.empty_table().cast(old)),
+        3: files.put_table(storage, "new.parquet", TRIPLETS.empty_table()),
+    }
+    for version, ref in kept.items():
+        with files.open_table(storage, ref, TRIPLETS) as table:
+            assert table.version == version
+
+
+class Model(BaseModel):
+    number: int
+
+
+def test_a_file_with_another_sha256_than_its_record_is_not_read(storage: Storage):
+    table = files.put_table(storage, "t.parquet", make_requests(5))
+    value = files.put_json(storage, "v.json", {"number": 1})
+    other = files.put_table(storage, "other.parquet", make_requests(4))
+    wrong = table.model_copy(update={"key": other.key})
+    for read in (
+        lambda: files.read_table(storage, wrong, REQUESTS, ["index"]),
+        lambda: list(files.iter_tables(storage, wrong, REQUESTS)),
+        lambda: files.read_model(storage, value.model_copy(update={"sha256": "0"}), Model),
+        lambda: files.read_json(storage, value.model_copy(update={"sha256": "0"})),
+    ):
+        with pytest.raises(LedgerError, match=r"has sha256 [0-9a-f]+, its record says "):
+            read()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"number": ', b"[]", b'{"number": "x"}', b"\xff", b"[" * 9999]
+)
+def test_broken_json_is_one_sentence_that_names_the_file(storage: Storage, content: bytes):
+    storage.write_once("v.json", content)
+    with pytest.raises(LedgerError) as refused:
+        files.read_model(storage, Unrecorded("v.json"), Model)
+    assert str(refused.value).startswith("v.json cannot be used: it holds no Model (")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_that_was_cut_short_is_one_sentence(storage: Storage):
+    storage.write_once("t.parquet", files.table_bytes(make_requests(5))[:-9])
+    with pytest.raises(LedgerError, match=r"^t\.parquet cannot be used: it is no Parquet file"):
+        files.read_table(storage, Unrecorded("t.parquet"), REQUESTS)
 
 
 def test_a_folder_comes_back_with_every_byte(storage: Storage, tmp_path: Path):

@@ -191,16 +191,6 @@ def test_conversation_with_tool_results_is_one_of_chat_completions():
     ]
 
 
-def test_image_is_an_image_url():
-    source = {"type": "base64", "media_type": "image/png", "data": "QUJD"}
-    content = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
-    (message,) = ask(messages=[{"role": "user", "content": content}])["messages"]
-    assert message["content"] == [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}},
-        {"type": "text", "text": "what?"},
-    ]
-
-
 def test_arguments_that_are_no_object_are_handed_on_as_text():
     call = {"id": "t-1", "type": "function", "function": {"name": "add", "arguments": "{a"}}
     answer = chat(choice(0, {"content": None, "tool_calls": [call]}, [5], "tool_calls"))

@@ -124,9 +124,8 @@ def test_output_of_a_response_can_be_sent_back():
     assert messages[2] == {"role": "tool", "tool_call_id": "t-1", "content": "3"}
 
 
-def test_items_of_text_images_and_developers():
+def test_items_of_text_and_developers():
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    image = {"type": "input_image", "image_url": "https://x/y.png", "detail": "auto"}
     answered = {
         "type": "message",
         "id": "msg_1",
@@ -138,19 +137,11 @@ def test_items_of_text_images_and_developers():
         {"role": "developer", "content": "d"},
         {"role": "user", "content": parts},
         answered,
-        {"role": "user", "content": [*parts[:1], image]},
     ]
     assert ask(input=items)["messages"] == [
         {"role": "system", "content": "d"},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "so"},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "a"},
-                {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
-            ],
-        },
     ]
 
 

@@ -1,9 +1,19 @@
+import json
+from typing import Any
+
 import pytest
 
+from agl_core import semconv
 from agl_core.errors import ConfigError
 from agl_core.llm_proxy import Backend, ProxyConfig
 from agl_core.llm_proxy.sampling import check_sampling_parameters, fill_in, find_unsupported
+from agl_core.sampling import NEUTRAL
+from tests.agl_core.llm_proxy.replay import TEXT, replaying
 from tests.agl_core.llm_proxy.test_app import running
+from tests.agl_core.llm_proxy.test_completions import ONE
+from tests.agl_core.llm_proxy.test_messages import client as anthropic_client
+
+HELLO: Any = [{"role": "user", "content": "hi"}]
 
 RESOURCE = {"temperature": 0.7, "max_tokens": 20, "extra_body": {"top_k": 5}}
 
@@ -67,3 +77,26 @@ def test_mode_of_the_path_or_of_a_header_chooses_the_parameters():
         assert setup.client.post(f"{url}/chat/completions", json=body).status_code == 200
         assert setup.server.requests[-1]["temperature"] == 0.0
     assert temperatures == [0.7, 0.7, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dialect", ["chat", "completions", "responses", "messages"])
+def test_every_field_is_stated_and_what_differs_is_recorded_in_each_dialect(dialect):
+    recording = ONE if dialect == "completions" else TEXT
+    with replaying(recording, sampling_parameters={"top_p": 0.9}) as setup:
+        client = setup.openai()
+        if dialect == "chat":
+            client.chat.completions.create(model="m", messages=HELLO, presence_penalty=0.5)
+        elif dialect == "completions":
+            client.completions.create(model="m", prompt="hi", presence_penalty=0.5)
+        elif dialect == "responses":
+            body = {"presence_penalty": 0.5}
+            client.responses.create(model="m", input="hi", extra_body=body)
+        else:
+            anthropic_client(setup).messages.create(
+                model="m", messages=HELLO, max_tokens=9, extra_body={"top_k": 5}
+            )
+        (asked,) = setup.server.requests
+        recorded = json.loads(setup.last_call().attributes[semconv.SAMPLING])
+    own = {"top_k": 5} if dialect == "messages" else {"presence_penalty": 0.5}
+    assert {name: asked[name] for name in NEUTRAL} == {**NEUTRAL, "top_p": 0.9, **own}
+    assert recorded == {"top_p": 0.9, **own}

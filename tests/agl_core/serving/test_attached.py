@@ -55,11 +55,11 @@ def changed_policy(
     return base_model(str(folder))
 
 
-def test_an_engine_with_the_policy_is_taken_and_asked_once_a_conversation(
+def test_an_engine_with_the_policy_is_taken_after_a_few_calls(
     engine_url: str, engine: Engine, base: BaseModelRecord
 ):
     check_attached(engine_url, base)
-    assert engine.num_batches == len(CONVERSATIONS)
+    assert engine.num_batches == len(CONVERSATIONS) + 3
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,45 @@ def test_log_probs_that_are_not_the_policys_are_refused(
 
     alter(quantised)
     with pytest.raises(ConfigError, match=r"differ from the policy's own by 0\.40 nats on average"):
+        check_attached(engine_url, base)
+
+
+DEFAULTS = [{"top_p": 0.8}, {"top_k": 3}, {"top_p": 0.95}]
+
+
+@pytest.mark.parametrize("defaults", DEFAULTS)
+@pytest.mark.parametrize("has_policy", [True, False])
+def test_a_server_with_sampling_defaults_of_its_own_is_refused(
+    engine_url: str,
+    base: BaseModelRecord,
+    engine: Engine,
+    other_policy_folder: Path,
+    alter: Any,
+    defaults: dict[str, float],
+    has_policy: bool,
+):
+    """As vLLM on a folder whose `generation_config.json` has some."""
+    if not has_policy:
+        engine.load("v000007", other_policy_folder)
+
+    def with_defaults(url: str, body: Any, ask: Any) -> Any:
+        return ask(body and {**defaults, **body})
+
+    alter(with_defaults)
+    with pytest.raises(
+        ConfigError, match=r"has sampling defaults of its own.*--generation-config vllm"
+    ):
+        check_attached(engine_url, base)
+
+
+def test_a_server_that_cuts_the_distribution_whatever_it_is_told_is_refused(
+    engine_url: str, base: BaseModelRecord, alter: Any
+):
+    def cut(url: str, body: Any, ask: Any) -> Any:
+        return ask(body and {**body, "top_p": 0.5})
+
+    alter(cut)
+    with pytest.raises(ConfigError, match="differ from the policy's own by"):
         check_attached(engine_url, base)
 
 

@@ -154,6 +154,13 @@ def test_groups_with_one_reward_are_dropped_where_that_is_asked_for():
     ]
 
 
+def test_rewards_that_differ_by_rounding_count_as_equal():
+    calls = [{"index": 0, "group": 0, "reward": 0.1 + 0.2}, {"index": 1, "group": 0, "reward": 0.3}]
+    assert reasons(rows_of(*calls, drop_equal_rewards=True)) == ["equal_rewards"] * 2
+    calls[1]["reward"] = 0.3001
+    assert reasons(rows_of(*calls, drop_equal_rewards=True)) == [None, None]
+
+
 def test_a_rollout_alone_has_nothing_to_be_equal_to():
     assert reasons(rows_of(PAIR[0], drop_equal_rewards=True, min_group_size=1)) == [None]
 
@@ -165,6 +172,20 @@ def test_calls_at_another_temperature_are_dropped():
         {"index": 1, "group": 0, "temperature": 1.0},
     )
     assert reasons(rows) == ["other_temperature", None, None]
+
+
+def test_calls_sampled_from_another_distribution_are_dropped_unless_the_run_allows_it():
+    calls = (
+        {**PAIR[0], "sampling": '{"top_p": 0.9}'},
+        {**PAIR[1], "sampling": '{"top_p": 0.9, "stop": ["x"]}'},
+        {**PAIR[0], "index": 2, "sampling": "{}"},
+        {**PAIR[0], "index": 3, "sampling": None},  # recorded by an older version
+    )
+    other = "other_sampling"
+    assert reasons(rows_of(*calls)) == [other, other, None, None]
+    assert reasons(rows_of(*calls, sampling={"top_p": 0.9})) == [None, other, other, None]
+    assert reasons(rows_of(*calls, allowed_sampling=["top_p"])) == [None, other, None, None]
+    assert reasons(rows_of(*calls, allowed_sampling=["top_p", "stop"])) == [None] * 4
 
 
 def test_an_unbroken_rollout_is_one_row_with_every_token_once():

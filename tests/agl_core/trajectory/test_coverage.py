@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agl_core.ledger.tables import BATCH_ROWS
-from agl_core.trajectory.coverage import rollout_coverage, row_coverage, summarise_rewards
-from agl_core.types.outcome import Coverage
+from agl_core.trajectory.coverage import (
+    call_coverage,
+    rollout_coverage,
+    row_coverage,
+    summarise_rewards,
+)
+from agl_core.types.outcome import CallCoverage, Coverage
 from tests.builders import make_outcomes, make_rows
 
 OUTCOMES = make_outcomes(
@@ -56,6 +61,20 @@ def test_a_rollout_without_a_weighted_token_is_masked():
     counted = row_coverage(masked)
     assert (counted.built, counted.trained, counted.masked) == (6, 1, 3)
     assert counted.dropped == {"prompt_too_long": 1, "unfinished": 1}
+
+
+def test_every_sampled_call_is_in_a_row_or_has_a_reason():
+    rows = make_rows([0, 0, 1, 2], [None, "unfinished", None, "prompt_too_long"])
+    masked = with_masks(rows, [1], [1], [0], [1])
+    place = rows.schema.get_field_index("num_calls")
+    several = masked.set_column(place, rows.schema.field(place), pa.array([3, 1, 2, 1], pa.int32()))
+    calls = call_coverage(9, several)
+    assert (calls.sampled, calls.trained, calls.masked) == (9, 3, 2)
+    assert calls.dropped == {"unfinished": 1, "prompt_too_long": 1, "no_token_ids": 2}
+    with pytest.raises(ValueError, match="7 calls are in rows, 6 were sampled"):
+        call_coverage(6, several)
+    with pytest.raises(ValidationError, match="call coverage does not add up"):
+        CallCoverage(sampled=2, trained=1, masked=0, dropped={})
 
 
 def test_a_reward_by_policy_is_counted_and_its_failure_is_not():

@@ -14,6 +14,7 @@ from agl_core.algorithm.verl.estimators import OUTCOME
 from agl_core.algorithm.verl.overrides import normalise
 from agl_core.errors import TrainerError
 from agl_core.ledger.tables import BATCH_ROWS
+from agl_core.trajectory.filters import EQUAL_TOLERANCE
 from tests.agl_core.algorithm.verl.conftest import SETTINGS, UNEVEN, make_rows
 
 
@@ -59,6 +60,28 @@ def rloo(rewards: dict[int, tuple[int, float]], index: int) -> float:
 def gpg(rewards: dict[int, tuple[int, float]], index: int) -> float:
     scale = len(rewards) / sum(reward != 0 for _, reward in rewards.values())
     return scale * dr_grpo(rewards, index)
+
+
+@pytest.mark.parametrize("estimator", sorted(OUTCOME))
+@pytest.mark.parametrize("reward", [0.3, 0.7, 0.95, 1.0, -2.1])
+def test_a_group_of_equal_rewards_weighs_exactly_nothing(estimator: str, reward: float):
+    equal = [(index, 0, reward) for index in range(8)]
+    near = [(index, 1, reward + index * 1e-8) for index in range(8, 16)]
+    different = [(16, 2, 0.25), (17, 2, 0.75), (18, 2, 1.0)]
+    batch = read_rows(make_rows([*equal, *near, *different]))
+    found = estimate(batch, algorithm(estimator), batch.token_rewards)
+    advantages = per_row(found.values, batch)
+    assert advantages[:16] == [0.0] * 16
+    assert any(advantages[16:])
+    assert (found.equal_groups, found.near_equal_groups) == (1, 1)
+
+
+def test_rewards_that_differ_by_more_than_the_tolerance_are_compared():
+    batch = read_rows(make_rows([(0, 0, 0.7), (1, 0, 0.7 + 3 * EQUAL_TOLERANCE)]))
+    found = estimate(batch, algorithm("grpo"), batch.token_rewards)
+    low, high = per_row(found.values, batch)
+    assert low < 0 < high
+    assert (found.equal_groups, found.near_equal_groups) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,22 @@ def test_correction_of_truncated_sampling_is_refused():
         compose(normalise(SETTINGS) | truncated)
 
 
+def test_correction_beside_other_distributions_of_agents_is_refused_but_not_beside_stop_texts():
+    corrected = {"algorithm.rollout_correction.rollout_is": "token"}
+    allow = "agentlightning.sampling.allow"
+    with pytest.raises(ConfigError, match=r"sampling.allow=\['min_p'\]: it compares log-probs"):
+        compose(normalise(SETTINGS) | corrected | {allow: ["min_p", "stop"]})
+    compose(normalise(SETTINGS) | corrected | {allow: ["stop", "ignore_eos"]})
+    compose(normalise(SETTINGS) | {allow: ["min_p"]})
+
+
+def test_a_field_that_changes_no_distribution_cannot_be_allowed():
+    with pytest.raises(
+        ConfigError, match=r"sampling.allow: .*max_tokens is not a field that chang"
+    ):
+        compose(normalise(SETTINGS) | {"agentlightning.sampling.allow": ["max_tokens", "top_p"]})
+
+
 def test_validation_may_be_truncated_whatever_training_corrects():
     key = "actor_rollout_ref.rollout.val_kwargs."
     corrected = {"algorithm.rollout_correction.rollout_is": "token"}

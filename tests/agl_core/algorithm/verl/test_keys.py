@@ -100,6 +100,7 @@ def key(name: str, value: Any) -> dict[str, Any]:
     return {name.replace(".", "__"): value}
 
 
+ALLOW = OURS + "sampling.allow"
 TRAJECTORY = {OURS + "trace_aggregator.level": "trajectory"}
 EFFECTS: dict[str, bool] = {
     "data.train_batch_size": differ(requests, **key("data.train_batch_size", 5)),
@@ -110,6 +111,7 @@ EFFECTS: dict[str, bool] = {
     "data.max_response_length": differ(batch, **key("data.max_response_length", 9)),
     "data.seed": differ(requests, **key("data.seed", 3)),
     "data.shuffle": differ(requests, **key("data.shuffle", False)),
+    ALLOW: differ(batch, **key(ALLOW, ["stop"])),
     ROLLOUT + "n": differ(requests, **key(ROLLOUT + "n", 3)),
     ROLLOUT + "temperature": differ(requests, **key(ROLLOUT + "temperature", 0.5)),
     ROLLOUT + "top_p": differ(requests, **key(ROLLOUT + "top_p", 0.5)),

@@ -179,7 +179,13 @@ def test_an_environment_that_cannot_serve_is_refused_before_anything_starts(
 def test_settings_of_the_run_cannot_be_given_twice(
     packages: Path, first: PolicyRef, tmp_path: Path
 ) -> None:
-    for argument in ("--port=1", "--logprobs-mode", "--served_model_name"):
+    for argument in (
+        "--port=1",
+        "--logprobs-mode",
+        "--served_model_name",
+        "--generation-config=auto",
+        "--override-generation-config",
+    ):
         settings = settings_of(packages, argument)
         with pytest.raises(ConfigError, match="is set by the run; leave it out"):
             ModelServer.start(settings, first, tmp_path / "run")
