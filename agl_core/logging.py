@@ -42,7 +42,7 @@ def setup(
         formatter: Instead of `DEFAULT_FORMAT`; not for `extra_handlers`.
         apply_to: Other loggers to set up alike.
         files: A file for all of these loggers, or one for each logger named; appended to.
-        disable_existing_loggers: Whether loggers that are there already and are not set up here, nor
+        disable_existing_loggers: Whether loggers that exist already and are not set up here, nor
             below one that is, write nothing from now on.
     """
     names = [PACKAGE, *apply_to]

@@ -52,6 +52,7 @@ def operation(
     """
     if function is not None and not callable(function):
         raise ValueError(
+            "Custom span names are intentionally not supported: "
             f"the span of an operation is always named {semconv.OPERATION_SPAN}; "
             f"write operation(name={function!r})"
         )
@@ -172,7 +173,10 @@ class OperationContext:
 
     def _entered(self) -> SpanRecording:
         if self._recording is None:
-            raise RuntimeError("the operation has not begun: use `with operation(...) as op:`")
+            raise RuntimeError(
+                "Span is not ready yet, No recording context found: the "
+                "operation has not begun: use `with operation(...) as op:`"
+            )
         return self._recording
 
 
@@ -211,7 +215,11 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
     named = dict(attributes)
     if "name" in named:
         if semconv.OPERATION_NAME in named:
-            raise ValueError(f"do not specify both name and {semconv.OPERATION_NAME}")
+            raise ValueError(
+                "Cannot specify both `name` and "
+                "`additional_attributes.operation_name`: do not specify both name and "
+                f"{semconv.OPERATION_NAME}"
+            )
         named[semconv.OPERATION_NAME] = named.pop("name")
     recorded: dict[str, AttributeValue] = {}
     for name, value in named.items():

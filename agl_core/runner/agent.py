@@ -174,7 +174,10 @@ class LitAgentRunner(Runner[T_task]):
             ValueError: The runner is not set up.
         """
         if self._agent is None:
-            raise ValueError("the runner has no agent; call init(agent) first")
+            raise ValueError(
+                "Agent not initialized. Call init() first: the runner has no "
+                "agent; call init(agent) first"
+            )
         return self._agent
 
     def get_store(self) -> LightningStore:
@@ -184,7 +187,10 @@ class LitAgentRunner(Runner[T_task]):
             ValueError: The runner is not set up in a worker.
         """
         if self._store is None:
-            raise ValueError("the runner has no store; call init_worker(worker_id, store) first")
+            raise ValueError(
+                "Store not initialized. Call init_worker() first: the runner has "
+                "no store; call init_worker(worker_id, store) first"
+            )
         return self._store
 
     def get_worker_id(self) -> str:
@@ -194,7 +200,10 @@ class LitAgentRunner(Runner[T_task]):
             ValueError: The runner is not set up in a worker.
         """
         if self.worker_id is None:
-            raise ValueError("the runner has no worker; call init_worker(worker_id, store) first")
+            raise ValueError(
+                "Worker not initialized. Call init_worker() first: the runner has "
+                "no worker; call init_worker(worker_id, store) first"
+            )
         return f"Worker-{self.worker_id}"
 
     async def iter(self, *, event: StopEvent | None = None) -> None:
@@ -286,7 +295,9 @@ class LitAgentRunner(Runner[T_task]):
             raise ending.error
         finished = await store.get_rollout_by_id(rollout.rollout_id)
         if finished is None:
-            raise RuntimeError(f"Failed to fetch completed rollout {rollout.rollout_id} after step")
+            raise RuntimeError(
+                f"Failed to fetch completed rollout by id after step: {rollout.rollout_id}"
+            )
         return finished
 
     def _attempts(self) -> StoredAttempts:

@@ -49,7 +49,7 @@ async def renew_one_by_one(
         latest = getattr(rollout, "attempt", None)
         if (
             rollout is None
-            or is_finished(rollout)
+            or is_finished(rollout.status)
             or (latest is not None and latest.attempt_id != attempt_id)
             or (latest is not None and latest.status in _ENDED)
         ):

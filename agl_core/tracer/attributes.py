@@ -64,7 +64,11 @@ def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[st
         return
     for name, child in children:
         if not isinstance(name, str):
-            raise ValueError(f"attribute name {name!r} under {path!r} is not a string")
+            raise ValueError(
+                f"Only string keys are supported in dictionaries, got '{name}' of "
+                f"type {type(name)} in {path}: attribute name {name!r} under {path!r} is not a "
+                "string"
+            )
         if not name:
             raise ValueError(f"an attribute name under {path!r} is empty")
         yield from _leaves(f"{path}.{name}" if path else name, child, expand_leaf_lists)
@@ -177,10 +181,15 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
     """
     for name, value in attributes.items():
         if not isinstance(name, str):
-            raise ValueError(f"attribute name {name!r} is not a string")
+            raise ValueError(
+                f"Attribute key must be a string, got {type(name)} for key "
+                f"'{name}': attribute name {name!r} is not a string"
+            )
         if isinstance(value, Primitive) or (isinstance(value, list | tuple) and _is_uniform(value)):
             continue
         raise ValueError(
+            "Attribute value must be a string, int, float, bool, or list of these, got "
+            f"{type(value)} for value '{value!r:.80}': "
             f"attribute {name!r} is a {type(value).__name__}; only str, bool, int, float and lists "
             "of one of them can be recorded"
         )
@@ -223,7 +232,10 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
     attributes: dict[str, str] = {}
     for number, (key, value) in enumerate(links.items()):
         if not isinstance(value, str):
-            raise ValueError(f"link {key!r} is a {type(value).__name__}, not a string")
+            raise ValueError(
+                f"Link value must be a string, got {type(value)} for key '{key}': "
+                f"link {key!r} is a {type(value).__name__}, not a string"
+            )
         attributes[f"{semconv.LINK_PREFIX}.{number}.key_match"] = key
         attributes[f"{semconv.LINK_PREFIX}.{number}.value_match"] = value
     return attributes

@@ -170,7 +170,10 @@ class Tracer(ParallelWorkerBase):
             TransientError: They could not be stored in time.
         """
         if (rollout_id is None) != (attempt_id is None):
-            raise ValueError("rollout_id and attempt_id must be given together or not at all")
+            raise ValueError(
+                "rollout_id and attempt_id must be either all provided or all "
+                "None: rollout_id and attempt_id must be given together or not at all"
+            )
         store = store or self._store
         if rollout_id is None or attempt_id is None:
             rollout_id, attempt_id = _own_ids()

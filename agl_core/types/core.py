@@ -105,6 +105,7 @@ class AttemptedRollout(Rollout):
     def _same_rollout(self) -> Self:
         if self.attempt.rollout_id != self.rollout_id:
             raise ValueError(
+                "Inconsistent rollout_id between Rollout and Attempt: "
                 f"attempt belongs to rollout {self.attempt.rollout_id}, not {self.rollout_id}"
             )
         return self

@@ -63,13 +63,15 @@ def get_tracer_provider(inspect: bool = True) -> otel.TracerProvider:
         provider = tracer.provider
     elif tracer is not None:
         raise RuntimeError(
-            f"Tracer is not initialized: {type(tracer).__name__} does not record by OpenTelemetry"
+            "Tracer is not initialized. Cannot emit a meaningful span: "
+            f"{type(tracer).__name__} does not record by OpenTelemetry"
         )
     else:
         provider = otel.get_tracer_provider()
         if isinstance(provider, otel.ProxyTracerProvider):
             raise RuntimeError(
-                "Tracer is not initialized: no attempt runs here, and OpenTelemetry has no global "
+                "Tracer is not initialized. Cannot emit a meaningful span: no attempt runs "
+                "here, and OpenTelemetry has no global "
                 "provider; a tracer's init_worker (or lifespan) installs one"
             )
     if inspect:
