@@ -1,6 +1,7 @@
 """A runner of either package works for a store of the other, each in a process of its own."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 import agl_core as agl
+from agl_core.llm_proxy.capture import request_attributes, response_attributes
 from tests.peer.sides import PEER_PYTHON
 
 pytestmark = [
@@ -87,3 +89,42 @@ def test_a_runner_works_for_a_store_of_the_other_package(runner, store, tmp_path
     assert rollout.status == "succeeded", done.stderr[-4000:]
     assert agl.find_final_reward(spans) == 0.5
     assert ["a", "b"] in [span.attributes.get("labels") for span in spans]
+
+
+def test_the_adapters_of_the_peer_read_our_spans(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGL_FLAT_MESSAGES", "1")
+    request = {"model": "m", "messages": [{"role": "user", "content": "1+1?"}]}
+    answer = {
+        "id": "r1",
+        "prompt_token_ids": [1, 2],
+        "choices": [
+            {
+                "message": {"role": "assistant", "content": "two"},
+                "finish_reason": "stop",
+                "token_ids": [3],
+            }
+        ],
+    }
+    tracer = agl.OtelTracer()
+    with tracer.attempt("ro-1", "at-1") as trace:
+        span = tracer.start_call("ro-1", "at-1").span
+        span.set_attributes(request_attributes(request) | response_attributes(answer, {}))
+        span.end()
+        agl.emit_reward(1.0)
+    lines = "\n".join(
+        span.model_dump_json() for span in sorted(trace.recorded(), key=lambda s: s.sequence_id)
+    )
+    done = subprocess.run(
+        [os.environ[PEER_PYTHON], Path(__file__).with_name("read_spans.py")],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "ids": [[[1, 2], [3], 1.0]],
+        "messages": [["user", "assistant"]],
+        "texts": ["two"],
+    }
