@@ -32,6 +32,7 @@ from .env_var import LightningEnvVar as LightningEnvVar
 from .env_var import resolve_bool_env_var as resolve_bool_env_var
 from .env_var import resolve_int_env_var as resolve_int_env_var
 from .env_var import resolve_str_env_var as resolve_str_env_var
+from .errors import InfraError as InfraError
 from .execution.base import ExecutionStrategy as ExecutionStrategy
 from .execution.client_server import ClientServerExecutionStrategy as ClientServerExecutionStrategy
 from .execution.events import ExecutionEvent as ExecutionEvent

@@ -3,6 +3,8 @@ the record.
 """
 
 import difflib
+import re
+from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -16,6 +18,11 @@ from agl_core.errors import ConfigError
 from agl_core.failures import FailureSettings
 from agl_core.settings import Settings as _Settings
 
+_SECRET = re.compile(
+    r"[a-z][a-z0-9+.-]*://[^/@\s]+@"
+    r"|[a-z]+://\S*[?&](x-amz-signature|x-goog-signature|sig|token|access_token|api_key|password)=",
+    re.IGNORECASE,
+)
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 
@@ -201,11 +208,33 @@ class RunConfig(_Settings):
     """`shuffled_rewards` deals each iteration's rewards out at random before learning: a run that
     still improves learns from something else than its reward. Validation keeps the true rewards."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _names_no_secrets(cls, values: Any) -> Any:
+        if found := _find_secret(values, ""):
+            raise ValueError(
+                f"{found}: a URL with a user, password or token in it would become part of the "
+                "run's record; leave that out, and give credentials by the environment, a Prefect "
+                "block (s3.credentials), or a proxy in front of the server"
+            )
+        return values
+
     @model_validator(mode="after")
     def _reaches_something(self) -> Self:
         if self.s3 != S3Settings() and not self.ledger.startswith("s3://"):
             raise ValueError(f"s3: settings of an s3:// ledger; this one is {self.ledger}")
         return self
+
+
+def _find_secret(value: Any, place: str) -> str | None:
+    """Return the place of the first URL that carries credentials."""
+    if isinstance(value, Mapping):
+        items = [(f"{place}.{name}" if place else str(name), item) for name, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{place}[{number}]", item) for number, item in enumerate(value)]
+    else:
+        return place if isinstance(value, str) and _SECRET.search(value) else None
+    return next((found for name, item in items if (found := _find_secret(item, name))), None)
 
 
 def check_settings(kind: type[SettingsT], values: dict[str, Any]) -> SettingsT:
@@ -224,6 +253,8 @@ def check_settings(kind: type[SettingsT], values: dict[str, Any]) -> SettingsT:
 def _problem(kind: type[BaseModel], place: tuple[int | str, ...], error: str, text: str) -> str:
     """Return one problem in words, with the setting that was probably meant."""
     name = ".".join(map(str, place))
+    if not name:  # of the whole, whose text names the setting
+        return text.removeprefix("Value error, ")
     if error != "extra_forbidden":
         return f"{name}: {text}"
     for part in place[:-1]:

@@ -1,8 +1,10 @@
 """Datasets as JSON Lines, each line one task: read them, and publish immutable versions of them."""
 
+import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,11 @@ from agl_core.errors import ConfigError, ConflictError, LedgerError, StoreError
 from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 from agl_core.ledger.storage import Storage
 from agl_core.store.json_text import encode
+from agl_core.text_formats import parse_json
 from agl_core.types.core import Dataset
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 
 
 def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
@@ -35,9 +41,9 @@ def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
         if not line.strip():
             continue
         try:
-            rows.append(json.dumps(json.loads(line), sort_keys=True))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"dataset {uri}, line {number} is not JSON: {error.msg}") from error
+            rows.append(json.dumps(parse_json(line), sort_keys=True))
+        except ValueError as error:
+            raise ConfigError(f"dataset {uri}, line {number} is not JSON: {error}") from error
     if not rows:
         raise ConfigError(f"dataset {uri} has no rows")
     return rows
@@ -52,11 +58,26 @@ def rows_of(name: str, dataset: Dataset[Any]) -> list[str]:
     rows: list[str] = []
     for number in range(len(dataset)):
         try:
-            row = json.loads(encode(dataset[number], f"row {number} of {name}"))
+            row = parse_json(encode(dataset[number], f"row {number} of {name}"))
         except StoreError as error:
             raise ConfigError(str(error)) from error
+        except ValueError as error:
+            raise ConfigError(f"row {number} of {name} is not JSON: {error}") from error
         rows.append(json.dumps(row, sort_keys=True))
     return rows
+
+
+def check_dataset_name(name: str) -> None:
+    """Return if versions of a dataset can be kept under its name.
+
+    Raises:
+        ConfigError: It would be no single folder of the ledger.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"dataset name {name!r}: use up to 100 letters, digits, dashes, dots and underscores, "
+            "a letter or a digit first"
+        )
 
 
 def publish_dataset(storage: Storage, name: str, uri: str, access: S3Access = ENVIRONMENT) -> str:
@@ -68,6 +89,7 @@ def publish_dataset(storage: Storage, name: str, uri: str, access: S3Access = EN
         ConfigError: The dataset cannot be used.
         LedgerError: The storage cannot be written.
     """
+    check_dataset_name(name)
     return publish_rows(storage, name, read_jsonl(uri, access))
 
 
@@ -75,8 +97,10 @@ def publish_rows(storage: Storage, name: str, rows: Sequence[str]) -> str:
     """Keep rows of JSON text as a version of a dataset and return its URI.
 
     Raises:
+        ConfigError: The name cannot be used.
         LedgerError: The storage cannot be written.
     """
+    check_dataset_name(name)
     data = "".join(f"{row}\n" for row in rows).encode()
     key = f"datasets/{name}/{hashlib.sha256(data).hexdigest()[:16]}.jsonl"
     try:
@@ -102,13 +126,11 @@ def _read_text(uri: str, access: S3Access) -> str:
     in_bucket = uri.startswith("s3://")
     options = access.options() if in_bucket else {}
     try:
-        opened: Any = fsspec.open(uri, "r", encoding="utf-8", **options)
+        opened: Any = fsspec.open(uri, "rb", **options)
         with opened as file:
-            return file.read()
+            content: bytes = file.read()
     except FileNotFoundError as error:
         raise ConfigError(f"dataset {uri} does not exist") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"dataset {uri} is not UTF-8: {error}") from error
     except Exception as error:  # each of fsspec's file systems has its own
         reason = str(error)
         if in_bucket:
@@ -116,3 +138,21 @@ def _read_text(uri: str, access: S3Access) -> str:
 
             reason = s3_errors.reason(error, uri, access)
         raise ConfigError(f"dataset {uri} cannot be read: {reason}") from error
+    return _decode(uri, content)
+
+
+def _decode(uri: str, content: bytes) -> str:
+    """Return the text of a dataset, which may be compressed by gzip and begin with a BOM."""
+    if content.startswith(_PARQUET):
+        raise ConfigError(
+            f"dataset {uri} is a Parquet file, and datasets are JSON Lines; convert it: "
+            f"pandas.read_parquet({uri!r}).to_json('rows.jsonl', orient='records', lines=True)"
+        )
+    try:
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"dataset {uri} is not UTF-8: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"dataset {uri} is damaged gzip: {error}") from error

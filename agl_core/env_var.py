@@ -10,6 +10,8 @@ from agl_core.errors import ConfigError
 ENGINE_TOKEN = "AGL_ENGINE_TOKEN"
 STORE_TOKEN = "AGL_STORE_TOKEN"
 
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -74,6 +76,27 @@ def resolve_str_env_var(
 ) -> str | None:
     """Return the override, else the variable, else the fallback."""
     return override if override is not None else os.environ.get(var, fallback)
+
+
+def bypass_proxies(host: str = "") -> None:
+    """Keep requests to this machine away from the HTTP proxy that the environment names.
+
+    Adds the loopback addresses to `NO_PROXY`, which every client library and every process started
+    from here reads: Prefect's client, botocore, an agent's OpenAI client. Clients read it when they
+    are made, so call this before agents are imported. Without a proxy nothing is changed.
+
+    Args:
+        host: A further address of this machine that a server of ours listens on.
+    """
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    if not any(os.environ.get(name) or os.environ.get(name.upper()) for name in names):
+        return
+    ours = [*_LOCAL, *([host] if host not in _EVERY_ADDRESS else [])]
+    for name in ("no_proxy", "NO_PROXY"):  # some clients read one, some the other
+        text = os.environ.get(name) or os.environ.get(name.swapcase()) or ""
+        hosts = [part.strip() for part in text.split(",") if part.strip()]
+        if "*" not in hosts:
+            os.environ[name] = ",".join(dict.fromkeys([*hosts, *ours]))
 
 
 def engine_token() -> SecretStr | None:

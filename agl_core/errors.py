@@ -10,6 +10,7 @@
     +-- TraceError       (ValueError)         spans that cannot become training data
     +-- UpstreamError    (ConnectionError)    a model server that refuses, or answers wrongly
     +-- TransientError   (ConnectionError)    another try may work
+    +-- InfraError       (ConnectionError)    an agent says that a service it needs failed
     +-- TrainerError     (RuntimeError)       the update step
     +-- ExecutionError   (RuntimeError)       threads or processes of a trainer that failed
     +-- RunCancelled     (RuntimeError)       someone ended the run or a part of it
@@ -26,6 +27,13 @@ class AglError(Exception):
 
 class TransientError(AglError, ConnectionError):
     """Something failed that another try may get right."""
+
+
+class InfraError(AglError, ConnectionError):
+    """Raised by agents: a service that the agent needs failed, and another try may work.
+
+    The attempt ends as `infra_error`, whatever the service's own exception is.
+    """
 
 
 class ConfigError(AglError, ValueError):

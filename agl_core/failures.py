@@ -34,6 +34,20 @@ _SLACK = 1e-9
 """A share of a whole number of rollouts is met in spite of rounding."""
 
 
+def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return regular expressions as they are.
+
+    Raises:
+        ValueError: One is not a regular expression.
+    """
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    return patterns
+
+
 class FailurePolicy(Settings):
     """What follows a failure of one kind."""
 
@@ -56,15 +70,7 @@ class FailurePolicy(Settings):
     max_fraction: float = Field(default=1.0, ge=0, le=1)
     """The iteration stops where a larger share of a set's rollouts fails in this way."""
 
-    @field_validator("permanent")
-    @classmethod
-    def _compiles(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-        return patterns
+    _permanent_compile = field_validator("permanent")(check_patterns)
 
     def delay_after(self, attempt: int, message: str, draw: float) -> float | None:
         """Return the seconds to wait before another try; None where there is none.
@@ -86,6 +92,16 @@ class RetriedFailure(FailurePolicy):
     attempts: int = Field(default=2, ge=1, le=100)
 
 
+class InfraFailure(RetriedFailure):
+    """The model server, the network or the host failed, not the agent."""
+
+    patterns: tuple[str, ...] = ()
+    """Regular expressions. If one is found in the message of an `agent_error` (it begins with the
+    name of the exception's type), that attempt counts as `infra_error`."""
+
+    _patterns_compile = field_validator("patterns")(check_patterns)
+
+
 class NoReward(FailurePolicy):
     """The agent returned and gave no reward."""
 
@@ -99,7 +115,7 @@ class FailureSettings(Settings):
 
     agent_error: FailurePolicy = FailurePolicy()
     timeout: RetriedFailure = RetriedFailure()
-    infra_error: RetriedFailure = RetriedFailure()
+    infra_error: InfraFailure = InfraFailure()
     no_trace: FailurePolicy = FailurePolicy()
     no_reward: NoReward = NoReward()
     min_success_fraction: float = Field(default=0.5, ge=0, le=1)
@@ -114,6 +130,19 @@ class FailureSettings(Settings):
         counted against anything but `min_success_fraction`.
         """
         return self.policies().get(kind, FailurePolicy())
+
+    def kind_of(self, kind: FailureKind, message: str) -> FailureKind:
+        """Return the kind that a failure counts as: `infra_error.patterns` may change it.
+
+        Args:
+            kind: As the exception's type says.
+            message: Of the failure.
+        """
+        if kind is FailureKind.AGENT_ERROR and any(
+            re.search(pattern, message) for pattern in self.infra_error.patterns
+        ):
+            return FailureKind.INFRA_ERROR
+        return kind
 
     def policies(self) -> dict[FailureKind, FailurePolicy]:
         """Return the policies of all kinds that have one."""

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from agl_core.ledger.run import BaseModelRecord
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
 from agl_core.types.training import PolicyRef
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PACKAGES = (
     "agl-prefect",
     "openai",
@@ -34,6 +36,11 @@ def base_model(folder: str) -> BaseModelRecord:
         ConfigError: There is no such folder, or it holds no safetensors file.
     """
     path = Path(folder).expanduser().resolve()
+    if not path.exists() and _HUB_NAME.fullmatch(folder):
+        raise ConfigError(
+            f"model folder {folder} does not exist; if it is a name on the Hugging Face Hub, "
+            f"download it (hf download {folder} --local-dir FOLDER) and give the folder"
+        )
     if not path.is_dir():
         raise ConfigError(f"model folder {folder} does not exist")
     return BaseModelRecord(
@@ -88,7 +95,7 @@ def _licence(folder: Path) -> str:
     """Return the licence that the model card's front matter names, or `unknown`."""
     card = folder / "README.md"
     if card.is_file():
-        for line in card.read_text().split("---")[1:2]:
+        for line in card.read_text(encoding="utf-8", errors="replace").split("---")[1:2]:
             for entry in line.splitlines():
                 if entry.startswith("license:"):
                     return entry.removeprefix("license:").strip()

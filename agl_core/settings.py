@@ -7,4 +7,7 @@ class Settings(BaseModel):
     """A group of settings."""
 
     # A ledger in JSON cannot hold NaN or infinity.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Inputs stay out of errors: they may hold a password that the error is about.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )

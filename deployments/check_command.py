@@ -26,8 +26,18 @@ _SERVER = "Prefect server answers"
 
 def check(
     config: Annotated[Path, typer.Argument(help="YAML file with the run's configuration.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Keys of VERL instead of the file's, in Hydra's grammar."
+        ),
+    ] = None,
+    run_id: Annotated[str | None, typer.Option(help="Use this name instead of the file's.")] = None,
     ledger: Annotated[
         str | None, typer.Option(help="Use this ledger instead of the file's.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Train this Hugging Face folder instead of the file's.")
     ] = None,
     deployment: Annotated[
         str | None,
@@ -48,9 +58,13 @@ def check(
 
     Example: agl check my_run.yaml
     """
-    from deployments.cli import read_config  # the command line imports this module
+    from deployments import cli  # which imports this module
 
-    settings = read_config(config, {"ledger": ledger})
+    settings = cli.read_config(config, {"run_id": run_id, "ledger": ledger})
+    if overrides:
+        settings = cli.with_overrides(settings, overrides)
+    if model is not None:
+        settings = cli.with_model(settings, model)
     if deployment is not None:
         rollout = settings.rollout.model_copy(update={"deployment": deployment})
         settings = settings.model_copy(update={"rollout": rollout})
@@ -63,14 +77,18 @@ def check(
     _answers.print(_table(results))
     if any(result.problem for result in results):
         raise typer.Exit(_FAILED)
-    _answers.print(_next_step(settings, config, ledger), soft_wrap=True)
+    options = {"--run-id": run_id, "--ledger": ledger, "--model": model}
+    given = [shlex.quote(text) for text in overrides or ()]
+    given += [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value]
+    _answers.print(_next_step(settings, config, given), soft_wrap=True)
 
 
-def _next_step(settings: RunConfig, file: Path, ledger: str | None) -> str:
-    options = "" if ledger is None else f" --ledger {shlex.quote(ledger)}"
+def _next_step(settings: RunConfig, file: Path, given: list[str]) -> str:
+    options = "".join(f" {option}" for option in given)
     can_start = f"Run {settings.run_id} can start: "
     if settings.rollout.deployment is None:
         return f"{can_start}agl run {file}{options}"
+    options = "".join(f" {option}" for option in given if option.startswith("--ledger "))
     return (
         f"{can_start}prefect deployment run training-run/{settings.run_id} "
         f"(agl deploy {file}{options} makes that deployment)"

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
-from agl_core import progress
+from agl_core import env_var, progress
 from agl_core.algorithm.verl import check_installed
 from agl_core.config import RunConfig, S3Settings, check_settings
 from agl_core.dataset import publish_dataset
@@ -29,6 +28,7 @@ from agl_core.lost_output import outlive_output
 from agl_core.preflight import prepare_run
 from agl_core.prepared import PreparedRun
 from agl_core.terminal import RunDisplay, iterations_table
+from agl_core.text_formats import read_yaml
 from deployments.check_command import check, check_deployment
 from deployments.credentials import find_credentials
 from deployments.deploy_command import deploy
@@ -103,6 +103,9 @@ def run(
         settings = with_model(settings, model)
     if settings.rollout.deployment is not None:
         check_deployment(settings.rollout.deployment)
+    from deployments.server import connected_server, named_server
+
+    named_server()  # a wrong PREFECT_API_URL is found before anything is written
     try:
         prepared = prepare_run(settings, find_credentials(settings.s3), allow_changed=allow_changed)
     except AglError as error:  # whatever it is, nothing has been started
@@ -113,8 +116,6 @@ def run(
     if prepared.algorithm.done(prepared.state_after(prepared.ledger.committed())):
         show_complete(prepared.ledger, config)
         return
-    from deployments.server import connected_server
-
     display = RunDisplay(
         _log, settings.run_id, prepared.algorithm.num_iterations(prepared.start_state)
     )
@@ -277,10 +278,7 @@ def read_config(path: Path, overrides: dict[str, Any]) -> RunConfig:
     """
     if not path.is_file():
         raise ConfigError(f"configuration {path} does not exist")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {path} is not YAML: {error}") from error
+    values = read_yaml(path, f"configuration {path}")
     if not isinstance(values, dict):
         raise ConfigError(f"configuration {path} must be a mapping of settings")
     values |= {name: value for name, value in overrides.items() if value is not None}
@@ -395,6 +393,7 @@ def _log_to_stderr() -> None:
 def main() -> None:
     """Run the command; a mistake of the user gives one sentence and status 2, not a traceback."""
     _log_to_stderr()
+    env_var.bypass_proxies()
     outlive_output()
     sys.path.insert(0, str(Path.cwd()))  # agents are imported from the working directory
     try:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
+from agl_core.runner.children import kill_all
+
 INTERRUPTED = 130
 """Exit status of an interrupted run, by the shell's convention for SIGINT."""
 _GRACE_SECONDS = 10.0
@@ -43,6 +45,7 @@ def ends_promptly(say: Callable[[], None]) -> Generator[None]:
         # Servers and engines are stopped. Prefect's exit handlers would wait more than a minute
         # for the server; typer turns this exception into an exit that runs them.
         say()
+        kill_all()
         os._exit(INTERRUPTED)
     finally:
         signal.set_wakeup_fd(descriptor)
@@ -70,4 +73,5 @@ def _end_after_grace(reader: socket.socket, say: Callable[[], None]) -> None:
                 except TimeoutError:
                     break
             say()
+            kill_all()
             os._exit(INTERRUPTED)

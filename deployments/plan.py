@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
 from prefect import Flow
@@ -20,6 +21,7 @@ from prefect.utilities.templating import apply_values
 
 from agl_core.config import RunConfig
 from agl_core.errors import ConfigError
+from agl_core.text_formats import read_yaml
 
 Json = dict[str, Any]
 
@@ -171,10 +173,7 @@ def _read_specs(folder: Path) -> list[Json]:
     for path in (folder / "prefect.yaml", _HERE / "prefect.yaml"):
         if not path.is_file():
             continue
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not YAML: {error}") from error
+        values = read_yaml(path, str(path))
         found = values.get("deployments") if isinstance(values, dict) else None
         specs = [s for s in found or () if str(s.get("entrypoint", "")).startswith("flows.")]
         flows = {_flow(spec).name for spec in specs}
@@ -266,6 +265,13 @@ def _schedule(spec: Json, options: Options) -> Schedule:
     is_off = options.schedule == "off"
     if options.schedule is not None and not is_off:
         cron, timezone = options.schedule, options.timezone
+    try:
+        ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"schedule {spec['slug']}: there is no time zone {timezone!r}; give a name such as "
+            "Europe/Berlin or UTC"
+        ) from error
     return Schedule(
         slug=spec["slug"],
         schedule={"cron": cron, "timezone": timezone, "day_or": spec.get("day_or", True)},

@@ -5,20 +5,25 @@ Where `PREFECT_API_URL` names a running server, that one is used instead.
 """
 
 import asyncio
+import fcntl
+import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from agl_core import env_var
 from agl_core.errors import ConfigError, TransientError
 from agl_core.lifeline import spawn
+
+logger = logging.getLogger(__name__)
 
 # Batch settings measured with Prefect 3.9.1: about three times fewer CPU-seconds for each task run
 # than by default.
@@ -69,6 +74,7 @@ def prefect_server(
         ConfigError: Something else listens on the port.
         TransientError: The server did not answer in time; the message holds the end of its log.
     """
+    env_var.bypass_proxies()
     home = home.resolve()
     port = port or free_port()
     if not _is_free(port):
@@ -77,14 +83,52 @@ def prefect_server(
     env = os.environ | SERVER_SETTINGS | {"PREFECT_HOME": str(home), "PREFECT_API_URL": url}
     env["PREFECT_SERVER_UI_API_URL"] = url  # the browser's way to it
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
-    with spawn([*command, "--port", str(port)], home / "server.log", env) as server:
-        while_starting()
-        deadline = time.monotonic() + _START_SECONDS
-        while not _is_healthy(url):
-            if not server.is_running or time.monotonic() > deadline:
-                raise TransientError(f"the Prefect server did not start:\n{server.log_tail()}")
-            time.sleep(0.25)
+    with ExitStack() as stack:
+        with _starting_alone(home):
+            server = stack.enter_context(
+                spawn([*command, "--port", str(port)], home / "server.log", env)
+            )
+            while_starting()
+            deadline = time.monotonic() + _START_SECONDS
+            while not _is_healthy(url):
+                if not server.is_running or time.monotonic() > deadline:
+                    raise TransientError(f"the Prefect server did not start:\n{server.log_tail()}")
+                time.sleep(0.25)
         yield url
+
+
+@contextmanager
+def _starting_alone(home: Path, deadline_seconds: float = 2 * _START_SECONDS) -> Generator[None]:
+    """Hold the lock of a home while its server starts: two servers must not both create, or
+    migrate, its database. A process that ends releases the lock, however it ends.
+
+    Raises:
+        TransientError: Another process held the lock until the deadline.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + deadline_seconds
+    with (home / "starting.lock").open("ab") as lock:
+        is_told = False
+        while not _is_locked(lock.fileno()):
+            if not is_told:
+                logger.warning("waiting for another process that starts a server in %s", home)
+                is_told = True
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"another process has been starting a Prefect server in {home} for "
+                    f"{deadline_seconds:g} s; end that process, or start this one in another folder"
+                )
+            time.sleep(0.25)
+        yield
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Take the lock; False if another process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -117,15 +161,35 @@ def named_server(*, is_needed: bool = False) -> str | None:
     Raises:
         ConfigError: The server does not answer.
     """
+    env_var.bypass_proxies()
     for name, value in CLIENT_SETTINGS.items():
         os.environ.setdefault(name, value)
     url = os.environ.get("PREFECT_API_URL")
+    if url and "PREFECT_HOME" not in os.environ:
+        _check_home()
     if url and not _is_healthy(url):
+        if _is_healthy(api := f"{url.rstrip('/')}/api"):
+            raise ConfigError(f"PREFECT_API_URL={url} has no API: set it to {api}")
         otherwise = "set PREFECT_API_URL to one that runs" if is_needed else "unset the variable"
         raise ConfigError(
             f"PREFECT_API_URL={url} does not answer: start that server, or {otherwise}"
         )
     return url
+
+
+def _check_home() -> None:
+    """Return if Prefect finds a home folder for its settings.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    try:
+        Path.home()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"HOME is not set and user {os.getuid()} has no home folder: set HOME, or PREFECT_HOME "
+            "to a folder for Prefect's settings"
+        ) from error
 
 
 def require_server(who: str) -> None:
@@ -197,5 +261,5 @@ def _is_free(port: int) -> bool:
 def _is_healthy(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health", timeout=2.0).is_success
-    except httpx.HTTPError:
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False

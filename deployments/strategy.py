@@ -155,6 +155,8 @@ class PrefectExecutionStrategy(ExecutionStrategy):
         if both := sorted(given.keys() & self._settings.keys()):
             raise ConfigError(f"{', '.join(both)}: given to the algorithm and to the strategy")
         settings = {"ledger": _LEDGER, **given, **self._settings}
+        if algorithm.seed is not None:
+            settings.setdefault("seed", algorithm.seed)
         if "run_id" not in settings:
             raise ConfigError("strategy prefect: give the run a run_id, here or in run={...}")
         return settings

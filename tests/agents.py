@@ -2,13 +2,18 @@
 
 import asyncio
 import ctypes
+import json
 import logging
 import os
+import signal
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import httpx
 from openai import OpenAI
 
 from agl_core.emitter import emit_annotation, emit_reward
@@ -153,9 +158,46 @@ async def ends_in_the_loop(task: dict[str, Any], llm: LLM) -> float:
     return ends_its_process(task, llm)
 
 
+def calls_with_every_client(task: dict[str, Any], llm: LLM) -> float:
+    """Calls the model with clients that read the proxies of the environment."""
+    _ask(task, llm)
+    url = f"{llm.get_base_url()}/chat/completions"
+    body = {"model": llm.model, "messages": [{"role": "user", "content": task["question"]}]}
+    httpx.post(url, json=body, timeout=30).raise_for_status()
+    httpx.Client().post(url, json=body, timeout=30).raise_for_status()
+
+    async def with_aiohttp() -> None:
+        async with (
+            aiohttp.ClientSession(trust_env=True) as session,
+            session.post(url, json=body) as answer,
+        ):
+            answer.raise_for_status()
+
+    asyncio.run(with_aiohttp())
+    request = urllib.request.Request(url, json.dumps(body).encode(), method="POST")
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request) as answer:
+        return float(answer.status == 200)
+
+
+def verifies_with_an_alarm(task: dict[str, Any], llm: LLM) -> float:
+    """Checks its answer under a `signal.alarm`, as math verifiers do."""
+    _ask(task, llm)
+    emit_annotation({"pid": os.getpid()})
+    previous = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(1 if task["ends"] == "left behind" else 60)
+    if task["ends"] == "in a loop of its own":
+        asyncio.run(asyncio.sleep(0))
+    if task["ends"] != "left behind":
+        signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+    return 1.0
+
+
 __all__ = [
     "asks_once",
     "calculator",
+    "calls_with_every_client",
     "ends_in_the_loop",
     "ends_its_process",
     "fails_and_logs",
@@ -165,4 +207,5 @@ __all__ = [
     "fails_mostly",
     "fails_on_last_sample",
     "gives_no_reward_on_last_sample",
+    "verifies_with_an_alarm",
 ]

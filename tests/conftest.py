@@ -138,7 +138,7 @@ def small_run(engine_url: str, ledger: str, **overrides: object) -> RunConfig:
     config = read_config(CALCULATOR / "run.yaml", {"ledger": ledger, "run_id": "small"})
     verl = config.algorithm.config | {
         "data.train_batch_size": 4,
-        "data.val_batch_size": 8,
+        "data.val_max_samples": 8,
         "actor_rollout_ref.rollout.n": 4,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
         "trainer.total_training_steps": 2,

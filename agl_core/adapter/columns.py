@@ -10,11 +10,11 @@ from agl_core import semconv
 from agl_core.adapter.call_rewards import match_call_rewards
 from agl_core.errors import TraceError
 from agl_core.ledger.spans import TOKEN_COLUMNS
-from agl_core.ledger.tables import SPANS, TRIPLETS, column
+from agl_core.ledger.tables import LOGPROBS, REWARDS, SPANS, TRIPLETS, column
 
 
 def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> pa.Table:
-    """Return one triplet for each model call of each rollout that succeeded.
+    """Return one triplet for each model call that sampled tokens, of each rollout that succeeded.
 
     Args:
         spans: Spans of some rollouts (schema `SPANS`), in any order.
@@ -25,7 +25,8 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
     Returns:
         Triplets (schema `TRIPLETS`) ordered by `index`, then `call_index`. Each carries its
         rollout's final reward, and the emitted rewards that belong to the call. Token ids are the
-        recorded ones; nothing is tokenised again.
+        recorded ones; nothing is tokenised again. A call whose ids or log-probs are missing or
+        incomplete has nulls there and no emitted rewards.
 
     Raises:
         TraceError: A successful call of such an attempt has no token ids, or not one log-prob for
@@ -41,7 +42,7 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
     )
     _check_ids(calls)
     rewards = _look_up(calls["index"], counted["index"], counted["reward"])
-    return pa.table(
+    whole = pa.table(
         {
             "index": calls["index"],
             "rollout_id": calls["rollout_id"],
@@ -60,36 +61,41 @@ def spans_to_triplets(spans: pa.Table, outcomes: pa.Table, groups: pa.Table) -> 
             "sampling": column(calls, "sampling", SPANS),
             "max_tokens": column(calls, "max_tokens", SPANS),
             "finish_reason": calls["finish_reason"],
+            "output_tokens": calls["output_tokens"],
         },
         schema=TRIPLETS,
     )
+    lost = _lost_calls(spans, counted, groups)
+    if not len(lost):
+        return whole
+    return pa.concat_tables([whole, lost]).sort_by(
+        [("index", "ascending"), ("call_index", "ascending")]
+    )
 
 
-CALL_COLUMNS = ["index", "attempt_id", "name", "finish_reason", "output_tokens"]
-"""What `count_sampled_calls` reads of spans."""
-
-
-def count_sampled_calls(spans: pa.Table, outcomes: pa.Table, also: pa.Array | None = None) -> int:
-    """Return the number of model calls that sampled tokens, in rollouts that succeeded.
-
-    Calls without whole token ids count too: `spans_to_triplets` leaves them out, and nobody else
-    would miss them.
-
-    Args:
-        spans: Columns `CALL_COLUMNS` of some rollouts' spans.
-        outcomes: Columns `index`, `attempt_id`, `kind` and `final` of at least these rollouts.
-        also: Places of further rollouts whose calls count, however these ended.
+def _lost_calls(spans: pa.Table, counted: pa.Table, groups: pa.Table) -> pa.Table:
+    """Return triplets without token ids for calls that sampled tokens and failed all the same, most
+    often since ids or log-probs were missing or incomplete: they are counted, not trained on.
     """
-    counts = pc.equal(outcomes["kind"], "succeeded")
-    if also is not None:
-        counts = pc.or_(counts, pc.is_in(outcomes["index"], value_set=also))
     has_tokens = pc.or_(
         pc.is_valid(spans["finish_reason"]),
         pc.fill_null(pc.greater(spans["output_tokens"], 0), False),
     )
-    is_call = pc.and_(pc.equal(spans["name"], semconv.LLM_CALL_SPAN), has_tokens)
-    deciding = outcomes.filter(pc.and_(outcomes["final"], counts))
-    return pc.sum(pc.and_(is_call, _is_of(spans, deciding))).as_py() or 0
+    failed = pc.and_(
+        pc.equal(spans["name"], semconv.LLM_CALL_SPAN), pc.equal(spans["status"], "ERROR")
+    )
+    calls = spans.filter(pc.and_(pc.and_(failed, has_tokens), _is_of(spans, counted)))
+    known = {name: calls[name] for name in TRIPLETS.names if name in calls.column_names}
+    known |= {
+        "group": _look_up(calls["index"], groups["index"], groups["group"]),
+        "reward": _look_up(calls["index"], counted["index"], counted["reward"]),
+        "rewards": pa.array([[]] * len(calls), REWARDS),
+        "logprobs": pa.nulls(len(calls), LOGPROBS),
+    }
+    return pa.table(
+        {field.name: known.get(field.name, pa.nulls(len(calls), field.type)) for field in TRIPLETS},
+        schema=TRIPLETS,
+    )
 
 
 def _is_of(spans: pa.Table, attempts: pa.Table) -> pa.ChunkedArray:

@@ -55,6 +55,8 @@ class IterativeAlgorithm(Algorithm, ABC, Generic[StateT]):
     """Keys of the user's settings that are for the launch of vLLM."""
     min_group_size: int | None = None
     """As the user set it."""
+    seed: int | None = None
+    """What the algorithm's own draws are seeded with; None if it draws nothing by a seed."""
     run_settings: Mapping[str, Any] | RunConfig = MappingProxyType({})
     """Settings of the run that `run` makes or continues."""
     allow_changed: bool = False

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agl_core.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
-from agl_core.algorithm.build import refuse_server_settings
+from agl_core.algorithm.build import build_algorithm, refuse_server_settings
 from agl_core.algorithm.run_settings import IN_MEMORY, LEDGER, UNKNOWN_AGENT
-from agl_core.config import RunConfig, check_settings
+from agl_core.config import AlgorithmSettings, RunConfig, check_settings
 from agl_core.dataset import rows_of
 from agl_core.errors import ConfigError
 from agl_core.preflight import prepare_own_run
@@ -47,6 +47,7 @@ def _config(algorithm: "IterativeAlgorithm[Any]", *, has_val: bool) -> RunConfig
     """Return the configuration of the run, for its record."""
     settings = algorithm.run_settings
     if isinstance(settings, RunConfig):
+        _refuse_another(settings, algorithm)
         return settings
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = type(algorithm).__name__.lower()
@@ -58,9 +59,36 @@ def _config(algorithm: "IterativeAlgorithm[Any]", *, has_val: bool) -> RunConfig
         "val_data": IN_MEMORY if has_val else None,
         "algorithm": algorithm.settings.model_dump(),
         "min_group_size": algorithm.min_group_size,
+        **({} if algorithm.seed is None else {"seed": algorithm.seed}),
         **{name: value for name, value in settings.items() if value is not None},
     }
     return check_settings(RunConfig, values)
+
+
+def _refuse_another(settings: RunConfig, algorithm: "IterativeAlgorithm[Any]") -> None:
+    """Return if a run's whole configuration describes the algorithm that will run.
+
+    Raises:
+        ConfigError: It describes another one, so that the record would say what was not used.
+    """
+    described = build_algorithm(settings)
+    pairs = {
+        "algorithm": (_without_seed(described.settings), _without_seed(algorithm.settings)),
+        "min_group_size": (described.min_group_size, algorithm.min_group_size),
+        "seed": (described.seed, algorithm.seed),
+    }
+    for name, (recorded, used) in pairs.items():
+        if recorded != used:
+            raise ConfigError(
+                f"{name} of the run's configuration is {recorded}, and the algorithm was made "
+                f"with {used}: give both the same"
+            )
+
+
+def _without_seed(settings: AlgorithmSettings) -> dict[str, Any]:
+    """Return the settings without VERL's name of the run's seed."""
+    config = {key: value for key, value in settings.config.items() if key != "data.seed"}
+    return {"type": settings.type, "config": config}
 
 
 def agent_name(algorithm: "IterativeAlgorithm[Any]") -> str:

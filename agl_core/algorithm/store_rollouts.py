@@ -22,7 +22,7 @@ import pyarrow as pa
 from agl_core import progress
 from agl_core.algorithm.stored_outcome import judge_stored
 from agl_core.algorithm.waiting import Patience, cancel_rollouts
-from agl_core.errors import IterationStopped
+from agl_core.errors import IterationStopped, LedgerError
 from agl_core.failures import FailureTally
 from agl_core.ledger.rollout_set import Claim, RolloutSet
 from agl_core.ledger.spans import spans_to_table
@@ -89,6 +89,7 @@ class StoreRollouts:
         Raises:
             IterationStopped: More of them failed than the run permits; the others are cancelled.
             TransientError: No runner took one for too long, or the store is away.
+            LedgerError: The last flush could not be written.
         """
         settings = self._run.config.rollout
         patience = Patience(
@@ -107,11 +108,12 @@ class StoreRollouts:
                     await patience.check(self._pending)
                 for rollout in ended:
                     await self._harvest(rollout)
-                self._flush(claim.number)
+                self._try_to_flush(claim.number)
                 if reason := self._tally.stop_reason():
                     raise IterationStopped(reason)
         finally:
             await cancel_rollouts(self._store, self._pending)
+            self._flush(claim.number)
 
     async def _enqueue(self, resources_id: str) -> bool:
         """Enqueue what is due; say whether anything was."""
@@ -159,7 +161,8 @@ class StoreRollouts:
         spans: list[Span] = []
         if attempt is not None:
             spans += await self._store.query_spans(rollout.rollout_id, attempt.attempt_id)
-        judged = judge_stored(self._tried(index, number, rollout), rollout, attempt, spans)
+        tried = self._tried(index, number, rollout)
+        judged = judge_stored(tried, rollout, attempt, spans, self._run.config.failures)
         self._attempts[index].append(judged)
         outcome = judged.outcome
         delay = self._delay(outcome)
@@ -185,8 +188,19 @@ class StoreRollouts:
         draw = self._random.uniform(-1.0, 1.0)
         return policy.delay_after(outcome.attempt, outcome.message, draw=draw)
 
+    def _try_to_flush(self, claim: int) -> None:
+        """Flush; what could not be written is written with the next flush, as in a shard."""
+        try:
+            self._flush(claim)
+        except LedgerError as error:
+            logger.warning("%s could not flush, will try again: %s", self._rollouts.name, error)
+
     def _flush(self, claim: int) -> None:
-        """Write a chunk with every rollout that has ended since the last one."""
+        """Write a chunk with every rollout that has ended since the last one.
+
+        Raises:
+            LedgerError: It could not be written; its rollouts are written with the next one.
+        """
         if not self._ready:
             return
         attempts = [(index, one) for index in self._ready for one in self._attempts[index]]

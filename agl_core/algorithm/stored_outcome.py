@@ -1,6 +1,7 @@
 """What a rollout of a store came to, judged as the pipeline judges its own."""
 
 from agl_core.emitter.reward import final_reward
+from agl_core.failures import FailureSettings
 from agl_core.ledger.spans import as_recorded
 from agl_core.runner.outcome import JudgedAttempt, TriedRollout, judge_ending
 from agl_core.runner.rollout import Ending
@@ -18,7 +19,11 @@ _SILENT = "its runner gave no sign of life any more"
 
 
 def judge_stored(
-    tried: TriedRollout, rollout: Rollout, attempt: Attempt | None, spans: list[Span]
+    tried: TriedRollout,
+    rollout: Rollout,
+    attempt: Attempt | None,
+    spans: list[Span],
+    failures: FailureSettings | None = None,
 ) -> JudgedAttempt:
     """Return the outcome of a store's rollout that has ended, and its spans.
 
@@ -27,6 +32,7 @@ def judge_stored(
         rollout: As the store has it.
         attempt: Its last one; None where nobody took it.
         spans: All of that attempt.
+        failures: The run's; None for the defaults.
     """
     started = attempt.start_time if attempt is not None else rollout.start_time
     ended = rollout.end_time if rollout.end_time is not None else started
@@ -36,6 +42,7 @@ def judge_stored(
         [as_recorded(span, tried.rollout_id) for span in spans],
         started,
         max(0.0, ended - started),
+        failures,
     )
 
 

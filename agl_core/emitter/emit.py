@@ -58,7 +58,8 @@ def tracer_for(propagate: bool) -> Tracer:
         raise RuntimeError(
             "No active tracer found. Cannot emit: no active tracer: annotations, rewards and "
             "the like are emitted by an agent while it "
-            "runs (a thread that the agent starts needs its context: "
-            "contextvars.copy_context().run); propagate=False only builds the span"
+            "runs; a thread that the agent starts needs its context: "
+            "pool.submit(contextvars.copy_context().run, function, argument), or "
+            "asyncio.to_thread; propagate=False only builds the span"
         )
     return tracer

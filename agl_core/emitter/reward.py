@@ -11,6 +11,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from numbers import Real
 from typing import Any, TypedDict, TypeVar
 
@@ -45,8 +46,7 @@ def emit_reward(
     """Record a reward in the current attempt and return its span.
 
     Args:
-        reward: One number (anything real is taken as float, an array or tensor without dimensions
-            too), or several by name.
+        reward: One number (`docs/design/runner.md` says what counts as one), or several by name.
         primary_key: Which of several rewards is the one to train on; required with a dict, refused
             with a number.
         attributes: Further attributes of the span.
@@ -93,8 +93,8 @@ def _named_rewards(
     number: Any = unboxed(reward)
     if not isinstance(number, Real):
         raise TypeError(
-            f"Reward must be a number, got: {type(reward).__name__}; a reward is a "
-            f"number or a dict of numbers, got {type(reward).__name__}"
+            f"Reward must be a number, got: {type(reward).__name__}; a reward is a number or a dict "
+            f"of numbers, got {describe_no_number(reward)}"
         )
     if primary_key is not None:
         raise ValueError(f"primary_key {primary_key!r} needs a dict of rewards, got a number")
@@ -102,9 +102,27 @@ def _named_rewards(
 
 
 def unboxed(value: Any) -> Any:
-    """Return the number in an array or tensor without dimensions; anything else as it is."""
+    """Return the number in an array or tensor without dimensions, and a `Decimal` as a float;
+    anything else as it is.
+    """
+    if isinstance(value, Decimal):
+        return float(value)
     is_box = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
     return value.item() if is_box else value
+
+
+def describe_no_number(value: Any) -> str:
+    """Return what was given instead of a number, and what to do."""
+    text = f"{type(value).__name__}: {value!r:.80}"
+    if isinstance(value, str):
+        return f"{text}; convert text with float(...)"
+    if isinstance(value, Mapping):
+        return f"{text}; several rewards are emitted with emit_reward(..., primary_key=...)"
+    if getattr(value, "shape", None):
+        return f"{text}; choose one value of an array with dimensions: x.item(), x.mean()"
+    if isinstance(value, list | tuple) and value and isinstance(unboxed(value[0]), Real):
+        return f"{text}; give the number alone, and record the rest with emit_annotation"
+    return text
 
 
 def check_reward(reward: float | Real) -> float:

@@ -27,7 +27,7 @@ _TRIPLET_COLUMNS = {
     2: ("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward", "rewards"),
     3: (
         *("index", "call_index", "prompt_ids", "response_ids", "logprobs", "reward", "rewards"),
-        *("temperature", "sampling", "max_tokens"),
+        *("temperature", "sampling", "max_tokens", "output_tokens"),
     ),
 }
 """Columns in the content digest, by the version of the table that holds them."""

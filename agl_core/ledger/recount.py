@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agl_core.adapter.columns import CALL_COLUMNS, count_sampled_calls
 from agl_core.errors import LedgerError
 from agl_core.ledger import files
 from agl_core.ledger.manifest import RewardSummary
@@ -23,7 +22,6 @@ from agl_core.ledger.tables import (
     BATCH_ROWS,
     BREAKS,
     OUTCOMES,
-    SPANS,
     TRIPLETS,
     UPDATE_METRICS,
     UPDATE_ROWS,
@@ -85,16 +83,13 @@ def recount(
     columns += ["num_calls"] if counts_calls else []
     built = files.read_table(iteration.storage, adapted.file("batch"), BATCH_ROWS, columns)
     left = _without_dropped(iteration.storage, built, updated)
-    num_sampled = 0
-    if counts_calls:
-        spans = files.read_table(iteration.storage, collected.file("spans"), SPANS, CALL_COLUMNS)
-        num_sampled = count_sampled_calls(spans, outcomes, pc.unique(built["index"]))
+    triplets = files.read_table(iteration.storage, adapted.file("triplets"), TRIPLETS, ["index"])
     try:
         before, after = (
             Recount(
                 rollout_coverage(expected, outcomes, rows),
                 row_coverage(rows),
-                call_coverage(num_sampled, rows) if counts_calls else None,
+                call_coverage(len(triplets), rows) if counts_calls else None,
             )
             for rows in (built, left)
         )
@@ -207,7 +202,9 @@ def check_stated(iteration: IterationLedger, stages: Mapping[str, StageRecord]) 
     storage, adapted, updated = iteration.storage, stages["adapt"], stages["update"]
     stated = adapted.values
     if "tokens" in stated:
-        triplets = files.read_table(storage, adapted.file("triplets"), TRIPLETS, ["response_ids"])
+        with files.open_table(storage, adapted.file("triplets"), TRIPLETS) as table:
+            counted = ["output_tokens"] if table.version >= 3 else []
+            triplets = table.read(["response_ids", *counted])
         columns = ["response_ids", "policy_versions", "response_mask", "drop_reason"]
         rows = files.read_table(storage, adapted.file("batch"), BATCH_ROWS, columns)
         _compare(

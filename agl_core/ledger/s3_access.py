@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from agl_core import env_var
 from agl_core.config import S3Settings
 from agl_core.errors import ConfigError
 
@@ -62,6 +63,7 @@ class S3Access:
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of an `s3fs.S3FileSystem`; they hold the secret."""
+        env_var.bypass_proxies()  # a store on this machine
         client = {name: here for name, here in self._client_settings().items() if here is not None}
         if self.credentials is None:
             return {"client_kwargs": client}

@@ -144,8 +144,10 @@ TRIPLETS = _schema(
         ("sampling", pa.string()),  # `semconv.SAMPLING`; from version 3 on, like the next
         ("max_tokens", pa.int64()),
         ("finish_reason", pa.string()),
+        ("output_tokens", pa.int64()),  # by the server's count; from version 3 on
     ],
 )
+"""A call that sampled tokens and has no ids is here too, with nulls: no row is built of it."""
 
 BATCH_ROWS = _schema(
     "batch_rows",

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from agl_core import env_var
 from agl_core.errors import ConfigError
 from agl_core.litagent.litagent import LitAgent
 from agl_core.litagent.signature import (
@@ -15,7 +16,7 @@ from agl_core.litagent.signature import (
     is_coroutine_function,
     name_of,
 )
-from agl_core.types.core import AttemptedRollout
+from agl_core.types.core import AttemptedRollout, RolloutMode
 from agl_core.types.resources import LLM, NamedResources, PromptTemplate, ProxyLLM, Resource
 from agl_core.types.tracer import RolloutRawResult
 
@@ -80,6 +81,10 @@ class FunctionalLitAgent(LitAgent[Any]):
     def is_async(self) -> bool:
         """Tell whether calling it returns a coroutine."""
         return self._is_async
+
+    def source(self, mode: RolloutMode | None) -> Any:
+        """Return the function."""
+        return self._function
 
     def check_resources(self, resources: NamedResources) -> None:
         """Check that the resource that the function takes is given.
@@ -223,6 +228,7 @@ def load_agent(path: str) -> LitAgent[Any]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"agent {path!r}: expected 'package.module:attribute'")
+    env_var.bypass_proxies()  # the module may make its client
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script that exits is no agent either

@@ -202,6 +202,12 @@ class LitAgent(Generic[T_task]):
         method = getattr(self, method_for(rollout.mode, is_async=self.is_async()))
         return method(rollout.input, resources, rollout)
 
+    def source(self, mode: RolloutMode | None) -> Any:
+        """Return the user's function that runs a rollout of this mode, for messages."""
+        is_async = self.is_async()
+        names = (method_for(mode, is_async=is_async), "rollout_async" if is_async else "rollout")
+        return getattr(self, next((name for name in names if self._overrides(name)), names[-1]))
+
 
 def method_for(mode: RolloutMode | None, *, is_async: bool) -> str:
     """Return the name of the method that runs a rollout of this mode."""

@@ -20,7 +20,7 @@ from agl_core.errors import ConfigError, TransientError
 from agl_core.llm_proxy.accounts import Accounts
 from agl_core.llm_proxy.backends import Backends
 from agl_core.llm_proxy.capture import JsonObject
-from agl_core.llm_proxy.exchange import check_token, parse_body
+from agl_core.llm_proxy.exchange import check_token, read_body
 from agl_core.llm_proxy.gate import Gate
 from agl_core.llm_proxy.refusal import Refusal, error_response, json_response
 
@@ -57,10 +57,10 @@ class AdminRoutes:
             case "GET", "usage":
                 return self._accounts.rollouts()
             case "PUT", "backends":
-                self._backends.readdress(_urls(parse_body(await request.body())))
+                self._backends.readdress(_urls(await read_body(request)))
                 return self._status()
             case "POST", "pause":
-                return await self._pause(parse_body(await request.body() or b"{}"))
+                return await self._pause(await read_body(request))
             case "POST", "resume":
                 self._gate.open()
                 return self._status()

@@ -15,10 +15,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from agl_core.errors import TransientError
 from agl_core.llm_proxy.accounts import Accounts
@@ -37,6 +38,7 @@ from agl_core.llm_proxy.refusal import Refusal, error_response, json_response
 from agl_core.llm_proxy.responses import ResponsesDialect
 from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream
+from agl_core.utils.foreign_requests import find_foreign
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,10 @@ class ProxyApp:
         calls: Where calls are recorded.
     """
 
-    def __init__(self, config: ProxyConfig, calls: CallSource) -> None:
+    def __init__(
+        self, config: ProxyConfig, calls: CallSource, *, closes_connections: bool = False
+    ) -> None:
+        self._closes_connections = closes_connections
         self.backends = Backends(config.all_backends())
         self.gate = Gate()
         self.accounts = Accounts(config.prices)
@@ -79,8 +84,14 @@ class ProxyApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
+        if reason := self._find_foreign(scope):
+            refusal = Refusal(403, reason, "foreign_request")
+            await error_response(refusal)(scope, receive, send)
+            return
         if scope["type"] == "http" and scope["method"] == "POST":
             kind = find_kind(scope["path"]) or ""
+            if self._closes_connections:
+                send = _closing(send)
             if kind in DIALECTS:
                 await self._handler.serve(DIALECTS[kind], scope, receive, send)
                 return
@@ -88,6 +99,12 @@ class ProxyApp:
                 await self._count(scope, receive, send)
                 return
         await self._others(scope, receive, send)
+
+    def _find_foreign(self, scope: Scope) -> str | None:
+        """Return why a request is not served by a proxy without a token, or None."""
+        if scope["type"] != "http" or scope["path"] == "/health" or self._config.token is not None:
+            return None
+        return find_foreign(Headers(scope=scope))
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -115,6 +132,22 @@ class ProxyApp:
         if token is None:
             return []
         return AdminRoutes(token, self.gate, self.backends, self.accounts).routes()
+
+
+def _closing(send: Send) -> Send:
+    """Let each answer end its connection.
+
+    Many agents make a client for each rollout and never close it; its sockets would stay open until
+    the garbage collector finds the client. On one machine a connection costs next to nothing.
+    """
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_closing
 
 
 async def _health(request: Request) -> Response:

@@ -46,7 +46,9 @@ class TokenCounter:
     async def _count(self, request: Request) -> Response:
         check_token(request.headers, self._config.token)
         find_attribution(request.scope["path"], request.headers)
-        asked = self._dialect.ask(await read_body(request, self._config))
+        config = self._config
+        body = await read_body(request, config.max_request_bytes, config.request_seconds)
+        asked = self._dialect.ask(body)
         asked = {name: asked[name] for name in _COUNTED if name in asked}
         reply = await send_on(self._upstream, TOKENIZE_PATH, asked, request.receive)
         assert isinstance(reply, UpstreamReply), "no stream was asked for"

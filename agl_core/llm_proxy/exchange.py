@@ -1,17 +1,15 @@
 """What every request of an agent needs: it may come in, it is read, it is sent on."""
 
-import asyncio
 import hmac
 from collections.abc import Mapping
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import Receive
 
 from agl_core.errors import UpstreamError
 from agl_core.llm_proxy.backends import UnknownModel
 from agl_core.llm_proxy.capture import JsonObject
-from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.refusal import Refusal, while_connected
 from agl_core.llm_proxy.upstream import (
     UnwritableRequest,
@@ -20,6 +18,11 @@ from agl_core.llm_proxy.upstream import (
     UpstreamStream,
     UpstreamTimeout,
 )
+from agl_core.utils import request_body
+from agl_core.utils.request_body import REQUEST_SECONDS, BodyRefused, check_json, off_loop
+
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
+_CODES = {408: "too_slow", 413: "too_large", 415: "wrong_type", 499: "client_closed"}
 
 
 def check_token(headers: Mapping[str, str], token: str | None) -> None:
@@ -37,38 +40,33 @@ def check_token(headers: Mapping[str, str], token: str | None) -> None:
     raise Refusal(401, "this proxy wants its token as the API key", "invalid_token")
 
 
-async def read_body(request: Request, config: ProxyConfig) -> JsonObject:
+async def read_body(
+    request: Request, max_bytes: int = MAX_REQUEST_BYTES, seconds: float = REQUEST_SECONDS
+) -> JsonObject:
     """Return the request's JSON object.
+
+    Args:
+        request: Not read yet.
+        max_bytes: Of its body, before and after decompression.
+        seconds: How long it may take to arrive.
 
     Raises:
         Refusal: It is none, or beyond the limits of size and time.
     """
-    limit, seconds = config.max_request_bytes, config.request_seconds
-    content = bytearray()
     try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                content += chunk
-                if len(content) > limit:
-                    message = f"the request is larger than {limit} bytes"
-                    raise Refusal(413, message, "too_large")
-    except TimeoutError as error:
-        message = f"the request did not arrive within {seconds:g} s"
-        raise Refusal(408, message, "too_slow") from error
-    except ClientDisconnect as error:
-        message = "the agent closed the connection before it had sent its request"
-        raise Refusal(499, message, "client_closed") from error
-    return parse_body(bytes(content))
+        content = await request_body.read_body(
+            request, max_bytes, "application/json", needs_type=False, seconds=seconds
+        )
+        return await off_loop(content, _parse)
+    except BodyRefused as refused:
+        code = _CODES.get(refused.status, "invalid_json")
+        raise Refusal(refused.status, str(refused), code) from refused
 
 
-def parse_body(content: bytes) -> JsonObject:
-    """Return a JSON object.
-
-    Raises:
-        Refusal: It is none.
-    """
+def _parse(content: bytes) -> JsonObject:
+    """Return a JSON object."""
     try:
-        body = orjson.loads(content)
+        body = orjson.loads(check_json(content))
     except orjson.JSONDecodeError as error:
         raise Refusal(400, f"the request is not JSON: {error}", "invalid_json") from error
     if not isinstance(body, dict):

@@ -128,7 +128,8 @@ class CallHandler:
         self, dialect: Dialect, request: Request, record: CallRecord, whose: Attribution
     ) -> Response:
         """Forward one call and record it."""
-        body = await read_body(request, self._config)
+        config = self._config
+        body = await read_body(request, config.max_request_bytes, config.request_seconds)
         rollout_seed = await self._rollout_seed(whose.rollout_id)
         asked = fill_in(dialect.ask(body), self._sampling[whose.mode])
         check_is_text(asked)

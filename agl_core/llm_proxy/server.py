@@ -9,7 +9,8 @@ from agl_core.llm_proxy.backends import Backend
 from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.handler import CallSource
 from agl_core.types.resources import JsonDict, ProxyLLM
-from agl_core.utils.threaded_server import LOOPBACK, ThreadedServer
+from agl_core.utils.foreign_requests import is_loopback
+from agl_core.utils.threaded_server import ThreadedServer
 
 
 class ProxyServer(ThreadedServer):
@@ -28,9 +29,9 @@ class ProxyServer(ThreadedServer):
     def __init__(
         self, config: ProxyConfig, calls: CallSource, host: str = "127.0.0.1", port: int = 0
     ) -> None:
-        if host not in LOOPBACK and config.token is None:
+        if not is_loopback(host) and config.token is None:
             raise ValueError(f"a proxy on {host} needs a token: others can connect there")
-        self._proxy = ProxyApp(config, calls)
+        self._proxy = ProxyApp(config, calls, closes_connections=is_loopback(host))
         super().__init__(self._proxy, host, port)
         self._token = config.token
 

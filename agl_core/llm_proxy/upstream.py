@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _RETRIABLE_BELOW_500 = frozenset({408, 409, 429})
 _FINAL = frozenset({501, 505})
 _MAX_TRIES_OF_500 = 3
+_MAX_REPLY_BYTES = 256 * 1024 * 1024
+"""Of one answer, decompressed, a stream in all; 1024 choices with log-probs have some 100 MB."""
 _BROKEN = (aiohttp.ClientError, ConnectionResetError, BrokenPipeError)
 _BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10.0) + tenacity.wait_random(0.0, 0.2)
 
@@ -74,11 +76,16 @@ class UpstreamStream:
         """Give the bytes.
 
         Raises:
-            UpstreamError: The connection broke.
+            UpstreamError: The connection broke, or the stream is larger than `_MAX_REPLY_BYTES`.
         """
         yield self._first
+        num_bytes = len(self._first)
         try:
             async for chunk in self._chunks:
+                num_bytes += len(chunk)
+                if num_bytes > _MAX_REPLY_BYTES:
+                    limit = _MAX_REPLY_BYTES
+                    raise UpstreamError(f"the model server's stream is larger than {limit} bytes")
                 yield chunk
         except _BROKEN as error:
             raise UpstreamError(f"the model server's stream broke off: {error}") from error
@@ -248,7 +255,7 @@ class _Call:
         try:
             is_stream = response.content_type == "text/event-stream"
             if response.status != 200 or not is_stream or not self._asked.get("stream"):
-                return UpstreamReply(response.status, response.headers, await response.read())
+                return UpstreamReply(response.status, response.headers, await _read(response))
             chunks = response.content.iter_any()
             first = await anext(chunks, b"")
             is_handed_on = True
@@ -256,6 +263,23 @@ class _Call:
         finally:
             if not is_handed_on:
                 response.release()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer that has an end.
+
+    Raises:
+        UpstreamError: It is larger than `_MAX_REPLY_BYTES`.
+    """
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > _MAX_REPLY_BYTES:
+            response.close()
+            raise UpstreamError(
+                f"the model server's answer is larger than {_MAX_REPLY_BYTES} bytes"
+            )
+    return bytes(content)
 
 
 def _in_dialect_of(live: LiveBackend, asked: JsonObject) -> JsonObject:

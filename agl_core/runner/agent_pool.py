@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from agl_core.errors import TransientError
 from agl_core.lifeline import ChildProcess, spawn
+from agl_core.runner.children import kill_trees
 from agl_core.runner.returned import Returned
 from agl_core.runner.rollout import Ending
 from agl_core.runner.span_messages import message_to_span
@@ -99,8 +100,7 @@ class _AgentProcess:
         """Kill the process with everything that it started; return its exit status."""
         await self._close()
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            await asyncio.to_thread(kill_trees, [self.pid])
             if (status := await asyncio.to_thread(self.child.wait, _END_SECONDS)) is not None:
                 return status
         await asyncio.to_thread(self.child.stop)

@@ -11,13 +11,16 @@ A line of JSON each way, over the socket FD::
     <- {"log": ...}                           the agent logged something
     <- {"end": ...}                           how the agent ended
 
-It ends when the socket does, and never ends an attempt itself: at the deadline it is killed.
+The agent runs in the main thread, sync or async, so `signal.alarm` and other signal handlers work.
+The process ends when the socket does. It never ends an attempt itself: at the deadline it is
+killed.
 """
 
 import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -29,7 +32,7 @@ from agl_core.litagent.decorator import load_agent
 from agl_core.litagent.litagent import LitAgent
 from agl_core.lost_output import outlive_output
 from agl_core.runner.execution import LeakCounter
-from agl_core.runner.rollout import Ending, run_agent
+from agl_core.runner.rollout import Ending, run_agent, run_sync_agent
 from agl_core.runner.span_messages import span_to_message
 from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.tracer.otel import OtelTracer
@@ -86,16 +89,18 @@ class _SpanSender:
                 self._line.send(span=span_to_message(span))
 
 
-async def _run(agent: LitAgent[Any], task: dict[str, Any], line: _Line) -> Ending:
+def _run(agent: LitAgent[Any], task: dict[str, Any], line: _Line) -> Ending:
     rollout = AttemptedRollout.model_validate(task["rollout"])
     resources = _RESOURCES.validate_python(task["resources"])
     tracer = OtelTracer()
     with tracer.attempt(rollout.rollout_id, rollout.attempt.attempt_id) as trace:
         line.send(root_id=trace.root.get_span_context().span_id)
         trace.on_end(_SpanSender(trace, line).send_new)
-        ending = await run_agent(
-            agent.is_async(), lambda: agent.call(resources, rollout), trace, None, LeakCounter()
-        )
+        if agent.is_async():
+            ending = asyncio.run(run_agent(agent, rollout, resources, trace, None, LeakCounter()))
+        else:
+            ending = run_sync_agent(agent, rollout, resources, trace)
+        signal.alarm(0)  # one that the agent left behind must not reach the next attempt
         trace.on_end(lambda: None)  # the root span stays here
     return ending
 
@@ -127,7 +132,7 @@ def main(agent_path: str, descriptor: int) -> None:
     line.send(ready=os.getpid())
     with connection, connection.makefile("r", encoding="utf-8") as tasks:
         for task in tasks:
-            ending = asyncio.run(_run(agent, json.loads(task), line))
+            ending = _run(agent, json.loads(task), line)
             line.send(end=_end_message(ending))
 
 

@@ -164,14 +164,22 @@ async def run_in_thread(
 def _resolve(future: Future[Any], context: contextvars.Context, call: Callable[[], Any]) -> None:
     """Call it and let the future have what comes of it."""
     try:
-        result = context.run(call)
+        result = context.run(call_contained, call)
     except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
-        is_plain = isinstance(error, Exception | asyncio.CancelledError)
-        if is_plain and not isinstance(error, StopIteration):
-            future.set_exception(error)
-            return
-        contained = _contained(error)
-        contained.__cause__ = error
-        future.set_exception(contained)
+        future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def call_contained(call: Callable[[], Any]) -> Any:
+    """Return what the call returns, or raise its error; a BaseException becomes the cause of a
+    RuntimeError, so that the agent's `sys.exit` ends the agent alone.
+    """
+    try:
+        return call()
+    except StopIteration as error:
+        raise _contained(error) from error
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise _contained(error) from error

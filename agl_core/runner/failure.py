@@ -1,31 +1,30 @@
-"""Which failure kind an agent's exception is.
+"""Which failure kind an agent's exception is, and how it is put down.
 
-The question behind it: may another try get it right? Errors of the model server, the proxy or the
-network are `infra_error`; everything else an agent raises is its own. Client libraries are
-recognised by the names of their classes, so that none needs to be imported for it.
+The question behind the kind: may another try get it right? Failures of the model server, the proxy,
+the network or this host are `infra_error` (`agl_core.runner.infrastructure`); everything else that
+an agent raises is its own.
 """
 
+import inspect
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+from agl_core.runner.infrastructure import is_infrastructure
 from agl_core.types.outcome import FailureKind
 
-_RETRIABLE_STATUS = frozenset({408, 409, 429})
-_CONNECTION_CLASSES = {
-    "openai": frozenset({"APIConnectionError"}),  # APITimeoutError is one
-    "anthropic": frozenset({"APIConnectionError"}),
-    "httpx": frozenset({"TransportError"}),
-    "httpx2": frozenset({"TransportError"}),  # what openai 3 is built on
-}
-_STATUS_CLASSES = {
-    "openai": "APIStatusError",
-    "anthropic": "APIStatusError",
-    "httpx": "HTTPStatusError",
-    "httpx2": "HTTPStatusError",
-}
+_OUR_FOLDER = f"{Path(__file__).parent.parent}{os.sep}"
+_LIBRARY_FOLDERS = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_MAX_CHARS = 100_000
+"""Of a message or traceback; an agent's exception may hold a whole response."""
 
 
-def classify_exception(error: Exception) -> FailureKind:
+def classify_exception(error: BaseException) -> FailureKind:
     """Return `infra_error` or `agent_error` for what an agent raised.
 
     An explicit cause (`raise X from error`) decides for a wrapper; a group is an infrastructure
@@ -34,7 +33,7 @@ def classify_exception(error: Exception) -> FailureKind:
     if isinstance(error, ExceptionGroup):
         kinds = {classify_exception(member) for member in error.exceptions}
         return kinds.pop() if len(kinds) == 1 else FailureKind.AGENT_ERROR
-    if any(_is_infrastructure(link) for link in _causes(error)):
+    if any(is_infrastructure(link) for link in _causes(error)):
         return FailureKind.INFRA_ERROR
     return FailureKind.AGENT_ERROR
 
@@ -45,13 +44,56 @@ def describe_exception(error: BaseException) -> str:
     return _storable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
+def locate_exception(error: BaseException) -> str:
+    """Return where the agent's own code raised: `file.py:12 in function`; empty if unknown.
+
+    That is the innermost line which is neither ours nor of an installed package; if there is none,
+    the agent's own first line.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(_origin(error).__traceback__)
+        if not frame.filename.startswith((_OUR_FOLDER, "<"))
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    frame = own[-1] if own else frames[0] if frames else None
+    if frame is None:
+        return ""
+    return _storable(f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}")
+
+
+def locate_function(function: Any) -> str:
+    """Return where a function is defined: `file.py:12 in function`; empty if unknown."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ""
+    return _storable(f"{short_path(code.co_filename)}:{code.co_firstlineno} in {code.co_name}")
+
+
+def short_path(path: str) -> str:
+    """Return a path as seen from the working directory, if it is below that."""
+    here = f"{Path.cwd()}{os.sep}"
+    return path.removeprefix(here)
+
+
+def _origin(error: BaseException) -> BaseException:
+    """Return what the agent raised, where we raised something in its place."""
+    cause = error.__cause__
+    return cause if cause is not None and not isinstance(cause, Exception) else error
+
+
 def format_traceback(error: BaseException) -> str:
     """Return the traceback as Python prints it."""
     return _storable("".join(traceback.format_exception(error)))
 
 
 def _storable(text: str) -> str:
-    """Return a text that UTF-8 can hold: lone surrogates are written as escapes."""
+    """Return a text that UTF-8 can hold, with lone surrogates as escapes; of a very long one its
+    beginning and its end.
+    """
+    if len(text) > _MAX_CHARS:
+        half = _MAX_CHARS // 2
+        text = f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -62,29 +104,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__
-
-
-def _is_infrastructure(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError):  # also UpstreamError and TransientError
-        return True
-    for cls in type(error).__mro__:
-        package = cls.__module__.partition(".")[0]
-        if cls.__name__ in _CONNECTION_CLASSES.get(package, ()):
-            return True
-        if cls.__name__ == _STATUS_CLASSES.get(package):
-            return _is_retriable_status(error)
-    return _is_broken_stream(error)
-
-
-def _is_broken_stream(error: BaseException) -> bool:
-    """Say whether openai raised this for an error event of the server, as the proxy sends it."""
-    cls = type(error)
-    is_event = cls.__name__ == "APIError" and cls.__module__.partition(".")[0] == "openai"
-    return is_event and getattr(error, "type", None) == "server_error"
-
-
-def _is_retriable_status(error: BaseException) -> bool:
-    """Judge by the HTTP status: the server failed (5xx), or asks to come again."""
-    response = getattr(error, "response", None)
-    status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
-    return isinstance(status, int) and (status >= 500 or status in _RETRIABLE_STATUS)

@@ -14,6 +14,7 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_core import semconv
+from agl_core.failures import FailureSettings
 from agl_core.ledger.spans import numeric_annotations
 from agl_core.runner.rollout import AttemptResult, Ending
 from agl_core.types.outcome import AttemptOutcome, FailureKind
@@ -48,19 +49,24 @@ def make_attempt_id(rollout_id: str, attempt: int, claim: int = 1) -> str:
     return f"at-{digest[:8]}"
 
 
-def judge_attempt(result: AttemptResult, index: int) -> JudgedAttempt:
+def judge_attempt(
+    result: AttemptResult, index: int, failures: FailureSettings | None = None
+) -> JudgedAttempt:
     """Return the outcome of an attempt and its spans.
 
     Args:
         result: What the attempt left.
         index: Position of the rollout among the requests of its set.
+        failures: The run's; None for the defaults.
     """
     ending, attempt = result.ending, result.rollout.attempt
     if ending.kind is FailureKind.SUCCEEDED and result.returned_spans:
         message = "the agent returned spans; the pipeline takes those that its tracer recorded"
         ending = replace(ending, kind=FailureKind.AGENT_ERROR, reward=None, message=message)
     tried = TriedRollout(index, result.rollout.rollout_id, attempt.attempt_id, attempt.sequence_id)
-    return judge_ending(tried, ending, result.spans, result.started, result.duration_seconds)
+    return judge_ending(
+        tried, ending, result.spans, result.started, result.duration_seconds, failures
+    )
 
 
 def judge_ending(
@@ -69,6 +75,7 @@ def judge_ending(
     spans: list[ReadableSpan],
     started: float,
     duration_seconds: float,
+    failures: FailureSettings | None = None,
 ) -> JudgedAttempt:
     """Return the outcome of an attempt that ended so, and its spans.
 
@@ -78,8 +85,12 @@ def judge_ending(
         spans: All of it.
         started: UTC epoch seconds.
         duration_seconds: How long it took.
+        failures: The run's; None for the defaults.
     """
     judged = _judge(ending, spans)
+    judged = replace(
+        judged, kind=(failures or FailureSettings()).kind_of(judged.kind, judged.message)
+    )
     if judged.kind is not ending.kind:
         logger.warning(
             "attempt counts as %s: rollout=%s attempt=%s: %s",

@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agl_core.emitter.reward import to_float, unboxed
+from agl_core.emitter.reward import describe_no_number, to_float, unboxed
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.types.tracer import Span, SpanContext, SpanCoreFields
@@ -58,7 +58,7 @@ def read_returned(value: Any) -> Returned:
     raise TypeError(
         "Invalid raw result type. It's expected to be none, float, or a list of ReadableSpan "
         "or Span, but got: the agent must return a number or None, or a list of spans, got "
-        f"{type(value).__name__}: {value!r:.80}"
+        f"{describe_no_number(value)}"
     )
 
 

@@ -8,9 +8,10 @@ decides what to record.
 """
 
 import asyncio
+import contextvars
+import functools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,13 +19,21 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_core.emitter.reward import emit_reward, final_reward
 from agl_core.litagent.litagent import LitAgent
+from agl_core.runner.children import attempt_children
 from agl_core.runner.execution import (
     DeadlineExceeded,
     LeakCounter,
+    call_contained,
     run_coroutine,
     run_in_thread,
 )
-from agl_core.runner.failure import classify_exception, describe_exception, format_traceback
+from agl_core.runner.failure import (
+    classify_exception,
+    describe_exception,
+    format_traceback,
+    locate_exception,
+    locate_function,
+)
 from agl_core.runner.hooks import HookCalls
 from agl_core.runner.returned import Returned, ReturnedSpans, read_returned
 from agl_core.store.base import LightningStore
@@ -40,6 +49,10 @@ if TYPE_CHECKING:  # the pool builds on this module
 
 logger = logging.getLogger(__name__)
 
+_MAIN_THREAD = (
+    "sync agents run in threads, where signals cannot be used: set rollout.isolation: process, "
+    "which runs each agent in the main thread of its own process, or make the agent async"
+)
 RewardSource = Literal["returned", "returned_spans", "emitted"]
 
 
@@ -145,11 +158,7 @@ async def run_attempt(
                     ending = await pool.run(rollout, resources, trace, timeout_seconds)
                 else:
                     ending = await run_agent(
-                        agent.is_async(),
-                        lambda: agent.call(resources, rollout),
-                        trace,
-                        timeout_seconds,
-                        leaks or LeakCounter(),
+                        agent, rollout, resources, trace, timeout_seconds, leaks or LeakCounter()
                     )
             except asyncio.CancelledError:
                 trace.fail(FailureKind.CANCELLED)
@@ -175,8 +184,9 @@ async def run_attempt(
 
 
 async def run_agent(
-    is_async: bool,
-    call: Callable[[], Any],
+    agent: LitAgent[Any],
+    rollout: AttemptedRollout,
+    resources: NamedResources,
     trace: AttemptTrace,
     timeout_seconds: float | None,
     leaks: LeakCounter,
@@ -184,39 +194,93 @@ async def run_agent(
     """Run the agent in this process and record the reward that it returns.
 
     Args:
-        is_async: Whether the call returns a coroutine.
-        call: Calls the agent.
+        agent: What to run; async in this event loop, sync in a thread.
+        rollout: What it runs.
+        resources: What it works with.
         trace: Of the attempt.
         timeout_seconds: Deadline; None for none.
         leaks: Counts agents that run on after it.
     """
+    call = functools.partial(agent.call, resources, rollout)
     try:
-        if is_async:
-            returned = await run_coroutine(call(), timeout_seconds, leaks)
-        else:
-            returned = await run_in_thread(call, timeout_seconds, leaks)
-        returned = read_returned(returned)
-        reward = final_reward(returned.reward, [*trace.spans(), *returned.spans])
+        with attempt_children() as children:
+            try:
+                if agent.is_async():
+                    value = await run_coroutine(call(), timeout_seconds, leaks)
+                else:
+                    value = await run_in_thread(call, timeout_seconds, leaks)
+            except (asyncio.CancelledError, DeadlineExceeded):
+                children.give_up()
+                raise
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
-        return Ending(  # nobody cancelled this: it came out of the agent
-            FailureKind.AGENT_ERROR,
-            message=describe_exception(error),
-            traceback=format_traceback(error),
-            error=error,
-        )
+        return _raised(error)  # nobody cancelled this: it came out of the agent
     except DeadlineExceeded:
         message = f"the agent did not return within {timeout_seconds:g} s"
         return Ending(FailureKind.TIMEOUT, message, error=TimeoutError(message))
     except Exception as error:  # noqa: BLE001 - whatever an agent raises becomes its outcome
-        return Ending(
-            classify_exception(error),
-            message=describe_exception(error),
-            traceback=format_traceback(error),
-            error=error,
-        )
+        return _raised(error)
+    return _returned(value, trace, agent.source(rollout.mode))
+
+
+def run_sync_agent(
+    agent: LitAgent[Any],
+    rollout: AttemptedRollout,
+    resources: NamedResources,
+    trace: AttemptTrace,
+) -> Ending:
+    """Run a sync agent in the calling thread, without a deadline, and record its reward.
+
+    Args:
+        agent: What to run.
+        rollout: What it runs.
+        resources: What it works with.
+        trace: Of the attempt.
+    """
+    call = functools.partial(agent.call, resources, rollout)
+    try:
+        with attempt_children():  # at the deadline the whole process is killed
+            value = contextvars.copy_context().run(call_contained, call)
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - becomes its outcome
+        return _raised(error)
+    return _returned(value, trace, agent.source(rollout.mode))
+
+
+def _returned(value: Any, trace: AttemptTrace, source: Any) -> Ending:
+    """Return the ending of an agent that returned, and record the reward that it gave.
+
+    Args:
+        value: What it returned.
+        trace: Of the attempt.
+        source: The agent's function, to name in a message.
+    """
+    try:
+        returned = read_returned(value)
+        reward = final_reward(returned.reward, [*trace.spans(), *returned.spans])
+    except (TypeError, ValueError) as error:
+        return _raised(error, locate_function(source))
     if returned.reward is not None and get_active_tracer() is not None:
         emit_reward(returned.reward)
     return Ending(FailureKind.SUCCEEDED, reward=reward, returned=returned)
+
+
+def _raised(error: BaseException, where: str = "") -> Ending:
+    """Return the ending of an agent that raised; an error of its own says where in its code.
+
+    Args:
+        error: What it raised, or what was wrong with what it returned.
+        where: The place; empty for that of the exception.
+    """
+    kind, message = classify_exception(error), describe_exception(error)
+    if kind is FailureKind.AGENT_ERROR and (where := where or locate_exception(error)):
+        message = f"{message} ({where})"
+    if isinstance(error, ValueError) and "main thread of the main interpreter" in message:
+        message = f"{message}; {_MAIN_THREAD}"
+    return Ending(
+        kind,
+        message=message,
+        traceback=format_traceback(error),
+        error=error,
+    )

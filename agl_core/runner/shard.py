@@ -195,7 +195,7 @@ class Shard:
         return self._keep(index, result)
 
     def _keep(self, index: int, result: AttemptResult) -> AttemptOutcome:
-        judged = judge_attempt(result, index)
+        judged = judge_attempt(result, index, self.ref.failures)
         if judged.outcome.traceback:
             logger.info("attempt=%s %s", judged.outcome.attempt_id, judged.outcome.traceback)
         self._attempts.setdefault(index, []).append(judged)

@@ -5,7 +5,6 @@ file. An address that other machines reach needs a token.
 """
 
 import argparse
-import ipaddress
 import logging
 import os
 import socket
@@ -19,6 +18,7 @@ from agl_core.errors import ConfigError
 from agl_core.serving.decoding import set_num_threads
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app
+from agl_core.utils.foreign_requests import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +71,6 @@ def serve(
             app, log_config=None, access_log=False, lifespan="off", ws="none", backlog=1024
         )
         _AnnouncedServer(config, url, address_file).run(sockets=[listener])
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches the host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -29,6 +29,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -45,9 +46,15 @@ from agl_core.serving.decoding import LoadedPolicy
 from agl_core.serving.engine import Engine, not_served
 from agl_core.serving.generation import Completion, GenerationRequest, ServedPolicy
 from agl_core.serving.generation_stream import GenerationStream
-from agl_core.serving.requests import SamplingFields, parse_body
+from agl_core.serving.requests import RequestT, SamplingFields, parse_body
+from agl_core.utils.foreign_requests import find_foreign
+from agl_core.utils.request_body import BodyRefused, check_json, off_loop, read_body
 
 logger = logging.getLogger(__name__)
+
+_MAX_REQUEST_BYTES = 16 * 1024 * 1024
+_SHORT_CHARS = 100_000
+"""Prompts up to this size are encoded in the event loop: a thread costs more."""
 
 
 class LoadRequest(BaseModel):
@@ -86,9 +93,9 @@ class EngineRoutes:
 
     async def chat(self, http_request: Request) -> Response:
         """Sample the choices of one chat completion."""
-        request = parse_body(ChatRequest, await http_request.body())
+        request = await _read(ChatRequest, http_request)
         policy = self._served_policy(request.model)
-        prompt_ids = policy.encode(request.template_messages(), request.template_tools())
+        prompt_ids = await _encoded(policy, request)
         limit = request.limit() or max(1, policy.served.max_positions - len(prompt_ids))
         generations = request.generations(
             prompt_ids,
@@ -102,10 +109,10 @@ class EngineRoutes:
 
     async def complete(self, http_request: Request) -> Response:
         """Sample the choices of one completion."""
-        request = parse_body(CompletionRequest, await http_request.body())
+        request = await _read(CompletionRequest, http_request)
         policy = self._served_policy(request.model)
         prompt = request.prompt
-        prompt_ids = policy.encode_text(prompt) if isinstance(prompt, str) else prompt
+        prompt_ids = await _text_ids(policy, prompt) if isinstance(prompt, str) else prompt
         if not prompt_ids:
             raise ConfigError("prompt: it has no token")
         generations = request.generations(
@@ -120,9 +127,9 @@ class EngineRoutes:
 
     async def tokenize(self, http_request: Request) -> Response:
         """Return the ids of the prompt that a conversation makes."""
-        request = parse_body(TokenizeRequest, await http_request.body())
+        request = await _read(TokenizeRequest, http_request)
         policy = self._served_policy(request.model)
-        ids = policy.encode(request.template_messages(), request.template_tools())
+        ids = await _encoded(policy, request)
         body = {"count": len(ids), "max_model_len": policy.served.max_positions, "tokens": ids}
         return _json(body, headers=_policy_headers(policy.served))
 
@@ -182,7 +189,7 @@ class EngineRoutes:
 
     async def load(self, http_request: Request) -> Response:
         """Serve another policy."""
-        request = parse_body(LoadRequest, await http_request.body())
+        request = await _read(LoadRequest, http_request)
         loaded = await asyncio.to_thread(
             self._engine.load, request.version, Path(request.path), request.weights_digest
         )
@@ -244,6 +251,30 @@ class _StreamedAnswer(StreamingResponse):
         yield DONE
 
 
+async def _read(kind: type[RequestT], request: Request) -> RequestT:
+    """Return the checked body of a request."""
+    try:
+        body = await read_body(request, _MAX_REQUEST_BYTES, "application/json", needs_type=False)
+        return await off_loop(body, lambda body: parse_body(kind, check_json(body)))
+    except BodyRefused as refused:
+        raise Refusal(refused.status, str(refused), "invalid_request") from refused
+
+
+async def _encoded(policy: LoadedPolicy, request: ChatRequest | TokenizeRequest) -> list[int]:
+    """Return the ids of a conversation; a long one is encoded in a thread."""
+    messages, tools = request.template_messages(), request.template_tools()
+    if sum(len(str(message)) for message in messages) <= _SHORT_CHARS:
+        return policy.encode(messages, tools)
+    return await asyncio.to_thread(policy.encode, messages, tools)
+
+
+async def _text_ids(policy: LoadedPolicy, text: str) -> list[int]:
+    """Return the ids of a text; a long one is encoded in a thread."""
+    if len(text) <= _SHORT_CHARS:
+        return policy.encode_text(text)
+    return await asyncio.to_thread(policy.encode_text, text)
+
+
 async def _result(gathered: "asyncio.Future[list[Completion]]") -> list[Completion]:
     return await gathered
 
@@ -253,24 +284,33 @@ def _seed(request: SamplingFields) -> int:
     return secrets.randbits(32) if request.seed is None else request.seed
 
 
-class BearerToken:
-    """ASGI middleware that answers 401 without the token; `/health` is open."""
+class _Guard:
+    """ASGI middleware that answers 401 without the token, or, if there is none, 403 to what a web
+    page had a browser send; `/health` is open.
+    """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._expected = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what may pass."""
         if scope["type"] == "http" and scope["path"] != "/health":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                body = error_answer(
-                    "a bearer token is required", "authentication_error", "invalid_api_key"
-                )
-                await _json(body, status=401)(scope, receive, send)
+            answer = self._refuse(Headers(scope=scope))
+            if answer is not None:
+                await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _refuse(self, headers: Headers) -> Response | None:
+        """Return the answer to a request that is not served."""
+        if self._expected is None:
+            reason = find_foreign(headers)
+            return error_response(Refusal(403, reason, "foreign_request")) if reason else None
+        if hmac.compare_digest(headers.get("authorization", "").encode(), self._expected):
+            return None
+        body = error_answer("a bearer token is required", "authentication_error", "invalid_api_key")
+        return _json(body, status=401)
 
 
 def create_app(engine: Engine, token: str | None = None, *, allows_forced: bool = False) -> ASGIApp:
@@ -284,7 +324,7 @@ def create_app(engine: Engine, token: str | None = None, *, allows_forced: bool 
     routes = EngineRoutes(engine, allows_forced=allows_forced).routes()
     kinds = (AglError, HTTPException, Refusal, Exception)
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refuse))
-    return app if token is None else BearerToken(app, token)
+    return _Guard(app, token)
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

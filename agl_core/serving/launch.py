@@ -24,7 +24,7 @@ from agl_core.serving.start import Started, start_engine, start_vllm
 from agl_core.serving.vllm.command import check_vllm
 from agl_core.serving.weights import weights_digest
 from agl_core.types.training import PolicyRef
-from agl_core.utils.threaded_server import LOOPBACK
+from agl_core.utils.foreign_requests import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class ModelServer:
                 its log.
         """
         token = env_var.engine_token()
-        if settings.host not in LOOPBACK and token is None:
+        if not is_loopback(settings.host) and token is None:
             raise ConfigError(
                 f"serving.host {settings.host} is open to other machines: set a token in "
                 f"{env_var.ENGINE_TOKEN}, here and where shards run"

@@ -128,6 +128,8 @@ def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
 
 def _describe(error: ValidationError) -> str:
     """Return each problem as `field: reason`."""
+    if error.error_count() > 100:
+        return f"the request has {error.error_count()} problems; it is no {error.title}"
     problems: list[str] = []
     for problem in error.errors(include_url=False, include_context=False):
         field = ".".join(str(part) for part in problem["loc"])

@@ -38,18 +38,47 @@ class _Tensor(NamedTuple):
     size_bytes: int
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that hold a policy's weights, as transformers and vLLM find them.
+
+    They are those that `model.safetensors.index.json` names, or `model.safetensors`. Files beside
+    them, such as a second copy of the weights in `consolidated.safetensors`, are no part of the
+    policy. A folder with neither is taken as a whole.
+
+    Raises:
+        ConfigError: There is no such file, the index is broken, or it names a file that is not
+            there.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        shards = _read_json_object(index).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ConfigError(f"{index}: no weight_map with the files of the tensors")
+        names = set(shards.values())
+        if not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ConfigError(f"{index}: its weight_map names what is no file of this folder")
+        if single.is_file() and names != {single.name}:
+            raise ConfigError(f"{folder} holds {single.name} and {index.name}: remove one of them")
+        files = [folder / name for name in sorted(names)]
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise ConfigError(f"{folder}: {missing[0]} is missing, and {index.name} names it")
+        return files
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder}: no *.safetensors file")
+    return files
+
+
 def weights_digest(folder: Path) -> str:
     """Return `sha256:` and the hash over every tensor: name, dtype, shape and bytes, by name.
 
     Args:
-        folder: Holds one or more `*.safetensors` files.
+        folder: Holds `*.safetensors` files; see `weight_files`.
 
     Raises:
         ConfigError: There is no such file, one is cut short or broken, or two hold the same tensor.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{folder}: no *.safetensors file")
+    files = weight_files(folder)
     tensors: dict[str, _Tensor] = {}
     for file in files:
         for tensor in _read_header(file):
@@ -91,7 +120,10 @@ def chat_template_digest(folder: Path) -> str | None:
     config_file = folder / "tokenizer_config.json"
     template_file = folder / "chat_template.jinja"
     if template_file.is_file():
-        template = template_file.read_text(encoding="utf-8")
+        try:
+            template = template_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{template_file} is not UTF-8: {error}") from error
     elif config_file.is_file():
         template = _read_json_object(config_file).get("chat_template")
     if template is None:
@@ -104,7 +136,7 @@ def _read_json_object(file: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds."""
     try:
         value = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{file}: not a JSON object")
@@ -132,7 +164,7 @@ def _read_header(file: Path) -> list[_Tensor]:
             tensors.append(
                 _Tensor(name, entry["dtype"], shape, file, data_start + start, end - start)
             )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file}: broken safetensors header: {error}") from error

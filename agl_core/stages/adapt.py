@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from agl_core import progress
-from agl_core.adapter.columns import count_sampled_calls, spans_to_triplets
+from agl_core.adapter.columns import spans_to_triplets
 from agl_core.ledger import files
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord
@@ -42,7 +42,7 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
     groups = RolloutSet.recorded(iteration, TRAIN_SET).read_requests(["index", "group"])
     failures = run.config.failures
     rewarded = rewarded_outcomes(outcomes, failures)
-    triplets, num_sampled = _read_triplets(iteration, collected.file("spans"), rewarded, groups)
+    triplets = _read_triplets(iteration, collected.file("spans"), rewarded, groups)
     if run.config.control == "shuffled_rewards":
         triplets = shuffle_rewards(triplets, seed=run.config.seed * 100_003 + iteration.iteration)
     settings = run.algorithm.batch_settings
@@ -55,14 +55,14 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
     lost = failed_groups(outcomes, groups, failures)
     batch = build_batch(triplets, settings, vocabulary, failed_groups=lost, end_ids=end_ids)
     coverage = rollout_coverage(len(groups), outcomes, batch.rows)
-    calls = call_coverage(num_sampled, batch.rows)
+    calls = call_coverage(len(triplets), batch.rows)
     if lost_calls := calls.dropped.get(DropReason.NO_TOKEN_IDS.value):
         logger.warning(
             "iteration %d: %d of %d model calls came without whole token ids or log-probs and are "
             "not trained on; their spans say why",
             iteration.iteration,
             lost_calls,
-            num_sampled,
+            calls.sampled,
         )
     with iteration.stage("adapt") as stage:
         stage.put_table("triplets", triplets)
@@ -80,13 +80,11 @@ def adapt(run: PreparedRun, iteration: IterationLedger) -> StageRecord:
 
 def _read_triplets(
     iteration: IterationLedger, spans_file: FileRef, outcomes: pa.Table, groups: pa.Table
-) -> tuple[pa.Table, int]:
-    """Adapt the spans one flush at a time (a rollout's spans are never split between two); count
-    the calls that sampled tokens.
-    """
-    parts, num_sampled = [TRIPLETS.empty_table()], 0
-    for spans in files.iter_tables(iteration.storage, spans_file, SPANS):
-        parts.append(spans_to_triplets(spans, outcomes, groups))
-        num_sampled += count_sampled_calls(spans, outcomes)
-    merged = pa.concat_tables(parts)
-    return merged.sort_by([("index", "ascending"), ("call_index", "ascending")]), num_sampled
+) -> pa.Table:
+    """Adapt the spans one flush at a time (a rollout's spans are never split between two)."""
+    parts = [
+        spans_to_triplets(spans, outcomes, groups)
+        for spans in files.iter_tables(iteration.storage, spans_file, SPANS)
+    ]
+    merged = pa.concat_tables([TRIPLETS.empty_table(), *parts])
+    return merged.sort_by([("index", "ascending"), ("call_index", "ascending")])

@@ -1,14 +1,12 @@
-"""Who may talk to the store's server: token and run are checked before anything else.
+"""Who may talk to the store's server: token, run and, without a token, where a request comes from.
 
-Without a token the server listens on loopback, and a browser of this machine could still reach it
-for any web page. So only requests are served that name a loopback address as their host (a page
-could have the browser look up its own name as 127.0.0.1), and that no page of a foreign origin
-made: browsers say so in `Origin` and `Sec-Fetch-Site`, which pages cannot change.
+They are checked before anything else. What a web page of this machine's browser may ask is in
+`agl_core.utils.foreign_requests`.
 """
 
 import hmac
 from collections.abc import Sequence
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
@@ -16,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_core.store.wire import PREFIX, RUN_HEADER
-from agl_core.utils.threaded_server import LOOPBACK
+from agl_core.utils.foreign_requests import find_foreign
 
 HEALTH_PATH = f"{PREFIX}/health"
 
@@ -61,42 +59,12 @@ class Guard:
                     401,
                     {"www-authenticate": "Bearer"},
                 )
-        elif (name := _host_name(headers.get("host", ""))) not in LOOPBACK:
-            detail = f"a store without a token is not served under the name {name}"
-            return JSONResponse({"detail": detail}, 403)
-        elif self._is_foreign_page(headers):
-            detail = (
-                f"web pages of {headers.get('origin', 'other sites')} may not use this store; "
-                "give it a token, or name their origin (cors_allow_origins, --cors-origin)"
-            )
-            return JSONResponse({"detail": detail}, 403)
+        elif reason := find_foreign(headers, self._allow_origins):
+            if "web pages" in reason:
+                reason += "; name their origin to allow them (cors_allow_origins, --cors-origin)"
+            return JSONResponse({"detail": reason}, 403)
         wanted = headers.get(RUN_HEADER)
         if wanted is not None and self._run_id is not None and unquote(wanted) != self._run_id:
             detail = f"this store is that of run {self._run_id}, not of {unquote(wanted)}"
             return JSONResponse({"detail": detail}, 409)
-        return None
-
-    def _is_foreign_page(self, headers: Headers) -> bool:
-        """Tell whether a web page of an origin that is not allowed had the browser ask."""
-        if "*" in self._allow_origins:
-            return False
-        origin = headers.get("origin")
-        if origin is None:
-            return headers.get("sec-fetch-site") == "cross-site"
-        return origin not in self._allow_origins and _origin_host(origin) not in LOOPBACK
-
-
-def _host_name(host: str) -> str:
-    """Return a Host header without its port."""
-    host = host.lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def _origin_host(origin: str) -> str | None:
-    """Return the host of an Origin header; None for "null" and for what is no origin."""
-    try:
-        return urlsplit(origin).hostname
-    except ValueError:
         return None

@@ -4,6 +4,7 @@ Spans that the store does not take, that belong to no attempt or have no valid i
 the answer's `partial_success`; they do not stop those that came with them.
 """
 
+import asyncio
 import gzip
 import logging
 from collections import defaultdict
@@ -20,15 +21,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agl_core.store.base import LightningStore
-from agl_core.store.refusals import Refusal, answer_to
-from agl_core.store.request_body import read_body
+from agl_core.store.refusals import answer_to
 from agl_core.store.wire import TRACES_PATH
-from agl_core.tracer.otlp import UNNUMBERED, spans_from_otlp
+from agl_core.tracer.otlp import UNNUMBERED, ReceivedSpans, spans_from_otlp
+from agl_core.tracer.otlp_limits import check_limits
 from agl_core.types.tracer import Span
+from agl_core.utils.request_body import BodyRefused, off_loop, read_body
 
 logger = logging.getLogger(__name__)
 
 PROTOBUF = "application/x-protobuf"
+_MOST_REASONS = 10
+"""Told and logged of one request."""
 _OTHER_SIGNALS = ("/v1/metrics", "/v1/logs", "/v1/development/profiles")
 _INVALID_ARGUMENT = 3
 """Of google.rpc.Code."""
@@ -44,15 +48,14 @@ def routes(store: LightningStore, max_request_bytes: int) -> list[Route]:
 
     async def traces(request: Request) -> Response:
         try:
-            body = await read_body(request, max_request_bytes, PROTOBUF, parameters=False)
-            export = ExportTraceServiceRequest.FromString(body)
-        except (Refusal, DecodeError) as error:
-            status = error.status if isinstance(error, Refusal) else 400
+            body = await read_body(request, max_request_bytes, PROTOBUF)
+            received = await off_loop(body, _parse)
+        except BodyRefused as error:
             # OTLP knows 400 for everything that must not be sent again.
-            status = 413 if status == 413 else 400
+            status = error.status if error.status in (408, 413) else 400
             return _answer(request, Status(code=_INVALID_ARGUMENT, message=str(error)), status)
         try:
-            return _answer(request, await _receive(store, export))
+            return _answer(request, await _receive(store, received))
         except Exception as error:  # noqa: BLE001 - each becomes an answer here
             return answer_to(error, "OTLP traces")
 
@@ -63,11 +66,20 @@ def routes(store: LightningStore, max_request_bytes: int) -> list[Route]:
     return [Route(TRACES_PATH, traces, methods=["POST"]), *others]
 
 
-async def _receive(
-    store: LightningStore, export: ExportTraceServiceRequest
-) -> ExportTraceServiceResponse:
+def _parse(body: bytes) -> ReceivedSpans:
+    """Return the spans of a request that is within the limits."""
+    try:
+        check_limits(body)
+    except ValueError as error:
+        raise BodyRefused(413, str(error)) from error
+    try:
+        return spans_from_otlp(ExportTraceServiceRequest.FromString(body))
+    except (DecodeError, RecursionError, ValueError) as error:
+        raise BodyRefused(400, f"the request is not OTLP: {error}") from error
+
+
+async def _receive(store: LightningStore, received: ReceivedSpans) -> ExportTraceServiceResponse:
     """Keep the spans of a request and say how many could not be kept."""
-    received = spans_from_otlp(export)
     left_out = {
         "name no rollout and attempt": received.num_without_attempt,
         "have ids that are not 16 and 8 bytes, or zero": received.num_without_ids,
@@ -85,7 +97,10 @@ async def _receive(
                 await _keep(store, spans)
             except ValueError as error:
                 refused += len(spans)
-                reasons.append(str(error))
+                reasons.append(f"{error!s:.500}")
+            await asyncio.sleep(0)  # other requests have their turn
+    if len(reasons) > _MOST_REASONS:
+        reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more reasons"]
     answer = ExportTraceServiceResponse()
     if refused:
         logger.warning("spans were not kept: count=%d: %s", refused, "; ".join(reasons))

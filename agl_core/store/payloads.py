@@ -1,13 +1,17 @@
 """What requests to the store's server say, by Agent Lightning 0.3's names; used by `wire`."""
 
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, RootModel
+from pydantic import BaseModel, ConfigDict, FailFast, RootModel
 
 from agl_core.types.core import EnqueueRolloutRequest, RolloutConfig, RolloutMode
 from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import NamedResources
 from agl_core.types.tracer import Span
+
+T = TypeVar("T")
+Many = Annotated[list[T], FailFast()]
+"""A list of which the first wrong item is told: millions of errors would take minutes and GBs."""
 
 
 class Arguments(BaseModel):
@@ -23,7 +27,7 @@ class Changes(Arguments):
 class Enqueue(Arguments):
     """Rollouts to queue."""
 
-    rollouts: list[EnqueueRolloutRequest]
+    rollouts: Many[EnqueueRolloutRequest]
 
 
 class Dequeue(Arguments):
@@ -55,13 +59,13 @@ class RenewLeases(Arguments):
     """Attempts that still run, each by rollout id and attempt id."""
 
     worker_id: str
-    attempts: list[tuple[str, str]]
+    attempts: Many[tuple[str, str]]
 
 
 class Wait(Arguments):
     """Rollouts to wait for, and how long; null for as long as the server holds a request."""
 
-    rollout_ids: list[str]
+    rollout_ids: Many[str]
     timeout: float | None = 0.0
 
 
@@ -154,7 +158,7 @@ class OneSpan(RootModel[Span]):
 class ManySpans(Arguments):
     """Spans of any attempts."""
 
-    spans: list[Span]
+    spans: Many[Span]
 
 
 class NextSpan(Arguments):
@@ -167,4 +171,4 @@ class NextSpan(Arguments):
 class NextSpans(Arguments):
     """The same for many, each by rollout id and attempt id."""
 
-    rollout_attempt_ids: list[tuple[str, str]]
+    rollout_attempt_ids: Many[tuple[str, str]]

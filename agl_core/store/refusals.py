@@ -11,23 +11,18 @@ from starlette.responses import JSONResponse, Response
 
 from agl_core.errors import TransientError
 from agl_core.store.payloads import Changes
+from agl_core.utils.request_body import BodyRefused
 
 logger = logging.getLogger(__name__)
 
+_MOST_PROBLEMS = 100
+"""Of a malformed request that are told; a large one has millions."""
 _UPDATES = {model.__name__ for model in Changes.__subclasses__()}
-
-
-class Refusal(Exception):  # noqa: N818 - an answer, raised to leave the handler
-    """The server refuses a request itself."""
-
-    def __init__(self, status: int = 400, message: str = "") -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def answer_to(error: Exception, what: str) -> Response:
     """Return the answer to a call that failed."""
-    if isinstance(error, Refusal):
+    if isinstance(error, BodyRefused):
         return JSONResponse({"detail": str(error)}, error.status)
     if isinstance(error, ValidationError):
         return _malformed(error)
@@ -45,6 +40,9 @@ def answer_to(error: Exception, what: str) -> Response:
 
 
 def _malformed(error: ValidationError) -> Response:
+    if error.error_count() > _MOST_PROBLEMS:
+        detail = f"the request is no {error.title}: it has {error.error_count()} problems"
+        return JSONResponse({"detail": detail}, 422)
     problems = error.errors(include_url=False, include_context=False)
     text = "; ".join(
         ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))

@@ -28,7 +28,7 @@ from agl_core.store.older import with_later_methods
 from agl_core.store.payloads import OneSpan
 from agl_core.store.refusals import answer_to
 from agl_core.store.repeated import Repeated
-from agl_core.store.request_body import read_body
+from agl_core.utils.request_body import check_json, off_loop, read_body
 
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 
@@ -133,7 +133,9 @@ class StoreApp:
             given = model.model_validate(_query(model, request))
         else:
             body = await read_body(request, self._config.max_request_bytes, "application/json")
-            given = model.model_validate_json(body or b"{}")
+            given = await off_loop(
+                body, lambda body: model.model_validate_json(check_json(body) or b"{}")
+            )
         if isinstance(given, RootModel):
             name = "span" if isinstance(given, OneSpan) else "resources"
             return {name: cast(Any, given.root)}

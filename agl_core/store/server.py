@@ -18,7 +18,8 @@ from agl_core.store.base import LightningStore, LightningStoreCapabilities
 from agl_core.store.client import LightningStoreClient
 from agl_core.store.routes import MAX_REQUEST_BYTES, AppConfig, StoreApp
 from agl_core.store.threading import LightningStoreThreaded
-from agl_core.utils.threaded_server import LOOPBACK, ThreadedServer
+from agl_core.utils.foreign_requests import is_loopback
+from agl_core.utils.threaded_server import ThreadedServer
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
 _MAX_PORT = 65535
@@ -76,7 +77,7 @@ class LightningStoreServer(LightningStore):
         if not 0 <= self._port <= _MAX_PORT:
             raise ConfigError(f"the port is {self._port}; it must be 0 to {_MAX_PORT}")
         self._token = store_token(token)
-        if self._host not in LOOPBACK and self._token is None:
+        if not is_loopback(self._host) and self._token is None:
             raise ConfigError(
                 f"a store on {self._host} needs a token ({STORE_TOKEN}): others can connect there"
             )

@@ -24,7 +24,7 @@ from agl_core.trajectory.join import join_calls, keep_apart
 from agl_core.trajectory.layout import CallColumns, RowLayout
 from agl_core.trajectory.ragged import list_array, starts_of, take_ranges
 from agl_core.trajectory.settings import BatchSettings
-from agl_core.trajectory.tokens import count_tokens
+from agl_core.trajectory.tokens import count_lost_tokens, count_tokens, has_token_ids
 from agl_core.types.outcome import DropReason, TokenCoverage
 
 
@@ -54,7 +54,7 @@ def build_batch(
 
     Args:
         triplets: Schema `TRIPLETS`, ordered by `index`, then by call; every call has at least one
-            response token, and as many log-probs.
+            response token, and as many log-probs, or no ids at all: then it only counts.
         settings: The rules.
         vocabulary: Of the policy, to tell breaks apart; None calls most of them `other`.
         failed_groups: Groups that are dropped whole because a rollout of theirs failed.
@@ -63,6 +63,9 @@ def build_batch(
     Raises:
         TraceError: A row is too long and the settings say `error`.
     """
+    has_ids = has_token_ids(triplets)
+    num_lost = count_lost_tokens(triplets)
+    triplets = triplets.filter(has_ids)
     calls = CallColumns.read(triplets, settings, end_ids)
     at_temperature = calls.temperature == settings.temperature
     comparable = at_temperature & calls.is_sampled_as_asked
@@ -112,6 +115,7 @@ def build_batch(
         int(calls.responses.lengths.sum()),
         np.bincount(layout.row, layout.num_sampled, minlength=len(rows)).astype(np.int64),
         rows,
+        num_lost,
     )
     return Batch(rows, breaks_table(breaks, joins, triplets), tokens)
 

@@ -4,23 +4,40 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agl_core.ledger.tables import TRIPLETS, column
 from agl_core.trajectory.filters import is_kept
-from agl_core.types.outcome import TokenCoverage
+from agl_core.types.outcome import DropReason, TokenCoverage
 
 TRUNCATED = "truncated"
 """Sampled tokens that were cut off a row that is in the batch."""
+
+
+def has_token_ids(triplets: pa.Table) -> pa.ChunkedArray:
+    """Return which triplets have response ids; the others only count."""
+    return pc.greater(pc.fill_null(pc.list_value_length(triplets["response_ids"]), 0), 0)
+
+
+def count_lost_tokens(triplets: pa.Table) -> int:
+    """Return the tokens of the triplets without ids, by the model server's count.
+
+    Args:
+        triplets: Columns `response_ids` and, from version 3 on, `output_tokens`.
+    """
+    lost = triplets.filter(pc.invert(has_token_ids(triplets)))
+    return pc.sum(column(lost, "output_tokens", TRIPLETS)).as_py() or 0
 
 
 def recount_tokens(triplets: pa.Table, rows: pa.Table) -> TokenCoverage:
     """Return where sampled tokens went, counted in finished files.
 
     Args:
-        triplets: Column `response_ids`.
+        triplets: Columns `response_ids` and, from version 3 on, `output_tokens`.
         rows: Schema `BATCH_ROWS`; of it what is sampled, weighted and dropped.
     """
-    num_sampled = pc.sum(pc.list_value_length(triplets["response_ids"])).as_py() or 0
+    num_with_ids = pc.sum(pc.list_value_length(triplets["response_ids"])).as_py() or 0
     found, trained = _per_row(rows)
-    return _coverage(num_sampled, found, trained, num_sampled - int(found.sum()), rows)
+    cut = num_with_ids - int(found.sum())
+    return _coverage(found, trained, cut, count_lost_tokens(triplets), rows)
 
 
 def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +57,7 @@ def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _coverage(
-    num_sampled: int, found: np.ndarray, trained: np.ndarray, num_cut: int, rows: pa.Table
+    found: np.ndarray, trained: np.ndarray, num_cut: int, num_lost: int, rows: pa.Table
 ) -> TokenCoverage:
     reasons = rows["drop_reason"].to_numpy(zero_copy_only=False)
     kept = is_kept(reasons)
@@ -49,21 +66,26 @@ def _coverage(
     }
     if num_cut:
         dropped[TRUNCATED] = num_cut
+    if num_lost:
+        dropped[DropReason.NO_TOKEN_IDS.value] = num_lost
     return TokenCoverage(
-        sampled=num_sampled,
+        sampled=int(found.sum()) + num_cut + num_lost,
         trained=int(trained[kept].sum()),
         masked=int((found - trained)[kept].sum()),
         dropped=dropped,
     )
 
 
-def count_tokens(num_sampled: int, sampled_per_row: np.ndarray, rows: pa.Table) -> TokenCoverage:
+def count_tokens(
+    num_sampled: int, sampled_per_row: np.ndarray, rows: pa.Table, num_lost: int = 0
+) -> TokenCoverage:
     """Return where sampled tokens went, counted in the finished rows.
 
     Args:
-        num_sampled: Of all triplets.
+        num_sampled: Of all triplets with ids.
         sampled_per_row: [N] of the calls of each row.
         rows: Schema `BATCH_ROWS`, N of them.
+        num_lost: Tokens of the triplets without ids.
 
     Raises:
         ValueError: A token is in no row and was not cut off one, or one has loss weight that was
@@ -75,4 +97,4 @@ def count_tokens(num_sampled: int, sampled_per_row: np.ndarray, rows: pa.Table) 
     lost = num_sampled - int(sampled_per_row.sum()) + int(np.abs(cut[~is_cut]).sum())
     if lost or (cut < 0).any():
         raise ValueError(f"{lost} of {num_sampled} sampled tokens are in no row")
-    return _coverage(num_sampled, found, trained, int(cut.sum()), rows)
+    return _coverage(found, trained, int(cut.sum()), num_lost, rows)

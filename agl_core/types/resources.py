@@ -133,13 +133,13 @@ class PromptTemplate(Resource):
         """Return the prompt with the given values filled in.
 
         A template may be text of a model: what starts with an underscore cannot be reached, nothing
-        is called but harmless methods of texts, lists and dicts, and the prompt has a largest size
-        (`agl_core.types.template`). How long a template may compute is not limited.
+        is called but harmless methods of texts, lists and dicts, and both the prompt's size and
+        the work of making it are limited (`agl_core.types.template`).
 
         Raises:
             NotImplementedError: The engine is `poml`.
             ValueError: The template is malformed (a stray brace), names a value that is not given,
-                cannot be filled in with these, or makes too long a text.
+                cannot be filled in with these, makes too long a text or does too much work.
         """
         if self.engine == "poml":
             raise NotImplementedError("POML templates are not supported; use f-string or jinja")

@@ -12,12 +12,10 @@ from typing import Any, Self
 
 import uvicorn
 
+from agl_core import env_var
 from agl_core.errors import TransientError
 
 logger = logging.getLogger(__name__)
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Addresses that only this machine can connect to."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -63,6 +61,7 @@ class ThreadedServer:
             OSError: The address cannot be used.
             TransientError: The server is not ready before the deadline.
         """
+        env_var.bypass_proxies(self._address[0])
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         listener = socket.create_server(self._address, family=family, backlog=1024)
         # Connections inherit it. asyncio leaves it off for such a socket, and an answer in two

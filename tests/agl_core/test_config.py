@@ -3,7 +3,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agl_core.config import RolloutSettings, RunConfig, S3Settings, ServingSettings
+from agl_core.config import (
+    RolloutSettings,
+    RunConfig,
+    S3Settings,
+    ServingSettings,
+    check_settings,
+)
+from agl_core.errors import ConfigError
 
 
 @pytest.mark.parametrize("setting", [{"threads": 2}, {"max_batch_size": 1}])
@@ -63,3 +70,24 @@ def test_settings_of_s3_are_refused_with_a_local_ledger():
         RunConfig.model_validate({**run, "ledger": "l", "s3": s3})
     config = RunConfig.model_validate({**run, "ledger": "s3://b/x", "s3": s3})
     assert config.s3.credentials == "aws-credentials/ledger"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train_data": "https://me:hunter2@host/rows.jsonl"},
+        {"val_data": "https://host/rows.jsonl?X-Amz-Signature=hunter2"},
+        {"serving": {"url": ["http://a:1", "http://hunter2@b:1"]}},
+        {"ledger": "s3://key:hunter2@bucket/x"},
+        {"serving": {"vllm": {"python": "p", "env": {"HTTP_PROXY": "http://u:hunter2@proxy:1"}}}},
+    ],
+)
+def test_a_url_with_credentials_is_refused_and_not_repeated(settings: dict[str, Any]):
+    run = {"run_id": "x", "ledger": "l", "agent": "a:b", "train_data": "t", "algorithm": {}}
+    with pytest.raises(ConfigError, match="would become part of the run's record") as caught:
+        check_settings(RunConfig, run | settings)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ValidationError) as raw:
+        RunConfig.model_validate(run | settings)
+    assert "hunter2" not in str(raw.value)
+    check_settings(RunConfig, run | {"serving": {"url": "http://a:1/v1?x=1"}})

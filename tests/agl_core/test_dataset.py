@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 
 from agl_core.dataset import publish_dataset, read_jsonl
 from agl_core.errors import ConfigError, LedgerError
-from agl_core.ledger.storage import Storage
+from agl_core.ledger.storage import Storage, open_storage
 
 
 def write(folder: Path, *lines: str) -> str:
@@ -77,3 +78,36 @@ def test_a_published_version_that_was_changed_is_not_read(storage: Storage, tmp_
     for use in (lambda: read_jsonl(uri), lambda: publish_dataset(storage, "sums", path)):
         with pytest.raises(LedgerError, match=r"holds rows with digest [0-9a-f]{16}, it was publ"):
             use()
+
+
+@pytest.mark.parametrize("wrap", [lambda data: b"\xef\xbb\xbf" + data, gzip.compress])
+def test_a_bom_and_gzip_are_read(tmp_path: Path, wrap):
+    path = tmp_path / "rows"
+    path.write_bytes(wrap('{"a": "ü"}\r\n2\n'.encode()))
+    assert read_jsonl(str(path)) == [json.dumps({"a": "ü"}), "2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PAR1\x00\xff", "is a Parquet file, and datasets are JSON Lines; convert it"),
+        (gzip.compress(b"1\n" * 1000)[:-9], "is damaged gzip"),
+        (b'"\xe9"\n', "is not UTF-8"),
+        (b'1\n{"a": NaN}\n', "line 2 is not JSON: NaN"),
+        (b"1\n" + b"9" * 5000, "line 2 is not JSON: Exceeds the limit"),
+        (b"[" * 200_000, "line 1 is not JSON: it is nested too deeply"),
+    ],
+)
+def test_what_is_no_json_lines_is_one_sentence(tmp_path: Path, content: bytes, message: str):
+    path = tmp_path / "rows"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_jsonl(str(path))
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "-x", "a b"])
+def test_a_dataset_is_kept_in_a_folder_of_its_name_only(tmp_path: Path, name: str):
+    path = write(tmp_path, "1")
+    with pytest.raises(ConfigError, match="dataset name"):
+        publish_dataset(open_storage(str(tmp_path / "ledger")), name, path)
+    assert not (tmp_path / "ledger" / "datasets").exists()

@@ -1,7 +1,10 @@
+import os
+
 import pytest
 
 from agl_core.env_var import (
     LightningEnvVar,
+    bypass_proxies,
     resolve_bool_env_var,
     resolve_int_env_var,
     resolve_str_env_var,
@@ -54,3 +57,31 @@ def test_other_words_are_refused(monkeypatch):
         resolve_bool_env_var(MANAGED)
     with pytest.raises(ValueError, match="AGL_SERVER_PORT must be an integer"):
         resolve_int_env_var(PORT)
+
+
+def test_without_a_proxy_nothing_is_set(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    bypass_proxies("10.0.0.1")
+    assert "NO_PROXY" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "127.0.0.1,localhost,::1,10.0.0.1"),
+        ({"NO_PROXY": "a.example, localhost"}, "a.example,localhost,127.0.0.1,::1,10.0.0.1"),
+        ({"no_proxy": "b.example"}, "b.example,127.0.0.1,localhost,::1,10.0.0.1"),
+        ({"NO_PROXY": "*", "no_proxy": "*"}, "*"),
+    ],
+)
+def test_this_machine_is_added_to_what_bypasses_the_proxy(monkeypatch, before, after):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in {"HTTPS_PROXY": "http://proxy:1", **before}.items():
+        monkeypatch.setenv(name, value)
+    for host in ("", "0.0.0.0", "10.0.0.1", "10.0.0.1"):
+        bypass_proxies(host)
+    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == (after, after)

@@ -163,3 +163,13 @@ def test_the_sentence_of_a_stop_is_bounded():
     found = FailureTally(settings(), "train", 1)
     found.add("ro-1", 0, FailureKind.AGENT_ERROR, "x" * 10_000)
     assert len(found.stop_reason() or "") < 600
+
+
+def test_a_pattern_makes_an_agents_error_one_of_the_infrastructure():
+    settings = FailureSettings.model_validate({"infra_error": {"patterns": ["^ToolDown"]}})
+    agent, infra = FailureKind.AGENT_ERROR, FailureKind.INFRA_ERROR
+    assert settings.kind_of(agent, "ToolDown: maintenance") is infra
+    assert settings.kind_of(agent, "ValueError: ToolDown") is agent
+    assert settings.kind_of(FailureKind.TIMEOUT, "ToolDown") is FailureKind.TIMEOUT
+    with pytest.raises(ValueError, match="is no regular expression"):
+        FailureSettings.model_validate({"infra_error": {"patterns": ["("]}})

@@ -38,7 +38,7 @@ def chaos_config(engine_url: str, ledger: str, run_id: str, **overrides: Any) ->
         **overrides,
     )
     verl = config.algorithm.config | {
-        "data.val_batch_size": 4,
+        "data.val_max_samples": 4,
         "trainer.total_training_steps": iterations,
         **more,
     }

@@ -186,7 +186,7 @@ def test_a_run_that_is_not_there_is_said(tmp_path: Path):
 def test_a_run_with_its_own_server_ends_well_and_leaves_no_process(tmp_path: Path):
     """The demo, made small: everything is started, drained and stopped by one command."""
     verl = yaml.safe_load((CALCULATOR / "run.yaml").read_text())["algorithm"]["config"]
-    verl |= {"trainer.total_training_steps": 1, "data.val_batch_size": 4}
+    verl |= {"trainer.total_training_steps": 1, "data.val_max_samples": 4}
     config = write_config(tmp_path, algorithm={"type": "verl", "config": verl})
     root = Path.cwd()
     env = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", MARK: str(tmp_path)}

@@ -26,7 +26,7 @@ def calculator_run(engine: ModelServer, folder: Path, seed: int, **verl: object)
     """The demo's run, scored on all 64 validation rows, before and after."""
     config = read_config(CALCULATOR / "run.yaml", {"ledger": str(folder), "run_id": f"seed-{seed}"})
     settings = config.algorithm.config | {
-        "data.val_batch_size": None,
+        "data.val_max_samples": -1,
         "trainer.test_freq": 10,
         **verl,
     }

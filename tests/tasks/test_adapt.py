@@ -253,4 +253,10 @@ async def test_a_call_without_whole_token_ids_beside_whole_ones_is_counted(
         "masked": 0,
         "dropped": {"no_token_ids": 4},
     }
+    assert adapted.record.values["tokens"] == {
+        "sampled": 64,
+        "trained": 32,
+        "masked": 0,
+        "dropped": {"no_token_ids": 32},
+    }
     assert "4 of 8 model calls came without whole token ids or log-probs" in caplog.text

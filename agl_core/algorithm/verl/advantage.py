@@ -91,12 +91,14 @@ def estimate(
         inputs |= {"values": padding.pad(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
     else:
         inputs["config"] = algorithm
-    advantages, returns = get_adv_estimator_fn(algorithm.adv_estimator)(**inputs)
-    return Advantages(
-        np.where(weighted, padding.flatten(advantages), 0).astype(np.float32),
-        padding.flatten(returns),
-        everywhere,
+    advantages, returns = map(
+        padding.flatten, get_adv_estimator_fn(algorithm.adv_estimator)(**inputs)
     )
+    if algorithm.adv_estimator == "reinforce_plus_plus":  # compares with the whole batch
+        compared = returns[weighted]
+        if are_equal(compared.min(), compared.max()):
+            advantages = np.zeros_like(advantages)
+    return Advantages(np.where(weighted, advantages, 0).astype(np.float32), returns, everywhere)
 
 
 def _outcome(

@@ -21,7 +21,7 @@ from agl_core.algorithm.iterative import Experience, IterativeAlgorithm
 from agl_core.algorithm.run_settings import check_run_settings
 from agl_core.algorithm.verl.config import compose, server_settings, total_steps, uses_reference
 from agl_core.algorithm.verl.estimators import OUTCOME
-from agl_core.algorithm.verl.order import rows_of_step
+from agl_core.algorithm.verl.order import rows_of_step, validation_rows
 from agl_core.algorithm.verl.overrides import Overrides, normalise
 from agl_core.algorithm.verl.settings import batch_settings, sampling_fields
 from agl_core.config import AlgorithmSettings, RunConfig
@@ -113,6 +113,13 @@ class VERL(IterativeAlgorithm[VERLState]):
         self.server_settings = server_settings(self.overrides)
         """Those of the user's settings that are for the launch of vLLM."""
         needed = 2 if self.config.algorithm.adv_estimator in OUTCOME else 1
+        self.config.data.seed = self.seed = self._settled_seed()
+        num_rollouts = self.config.actor_rollout_ref.rollout.n
+        if min_group_size is not None and min_group_size > num_rollouts:
+            raise ConfigError(
+                f"min_group_size is {min_group_size}, above the {num_rollouts} rollouts of a group "
+                "(actor_rollout_ref.rollout.n): every group would be dropped"
+            )
         if min_group_size is not None and min_group_size < needed:
             raise ConfigError(
                 f"min_group_size is {min_group_size}; {self.config.algorithm.adv_estimator} "
@@ -122,6 +129,25 @@ class VERL(IterativeAlgorithm[VERLState]):
         self._worker: UpdateWorker | None = None
         self._held: tuple[int, FolderRef | None] | None = None
         """Step and checkpoint that the live worker's weights belong to."""
+
+    def _settled_seed(self) -> int:
+        """Return the seed of the user's settings, or the default of runs.
+
+        Raises:
+            ConfigError: Two are given, and they differ.
+        """
+        given = self.run_settings
+        if isinstance(given, RunConfig):
+            of_run: Any = given.seed
+        else:
+            of_run = given.get("seed")
+        of_verl = self.config.data.seed
+        if of_run is not None and of_verl is not None and of_run != of_verl:
+            raise ConfigError(
+                f"data.seed is {of_verl} and the run's seed is {of_run}: set only the run's"
+            )
+        found = of_verl if of_run is None else of_run
+        return RunConfig.model_fields["seed"].default if found is None else found
 
     @property
     def _penalises(self) -> bool:
@@ -177,7 +203,7 @@ class VERL(IterativeAlgorithm[VERLState]):
             raise ConfigError(f"actor_rollout_ref.model.path={path} is not the policy {base.path}")
         return VERLState(
             step=0,
-            seed=self.config.data.seed or 0,
+            seed=self.config.data.seed,
             train_size=train_size,
             val_size=0 if val_dataset is None else len(val_dataset),
             policy=base,
@@ -196,7 +222,7 @@ class VERL(IterativeAlgorithm[VERLState]):
         return self._proposal(state, "train", rows, self.config.actor_rollout_ref.rollout, True)
 
     def validation(self, state: VERLState) -> Proposal | None:
-        """Return `val_kwargs.n` rollouts of the first `val_batch_size` validation rows, or of all.
+        """Return `val_kwargs.n` rollouts of each validation row, or of `data.val_max_samples` rows.
 
         None after a skipped iteration, which made no version. The base policy is scored where
         `trainer.val_before_train` says so; later ones always, or every `trainer.test_freq`
@@ -204,9 +230,13 @@ class VERL(IterativeAlgorithm[VERLState]):
         """
         if not state.val_size or state.skipped or not self._validates(state):
             return None
-        num_rows = min(state.val_size, self.config.data.val_batch_size or state.val_size)
+        rows = validation_rows(
+            state.val_size,
+            self.config.data.val_max_samples,
+            seed=state.seed if self.config.data.shuffle else None,
+        )
         settings = self.config.actor_rollout_ref.rollout.val_kwargs
-        return self._proposal(state, "val", list(range(num_rows)), settings, settings.do_sample)
+        return self._proposal(state, "val", rows, settings, settings.do_sample)
 
     async def learn(self, state: VERLState, experience: Experience) -> VERLState:
         """Update the policy, keep a checkpoint and the tables `update_rows` and `update_metrics`.

@@ -61,8 +61,11 @@ def compose(overrides: Overrides, *, gpu: bool | None = None) -> DictConfig:
         except ValueError as error:
             refused[str(error)].append(f"{key}={value!r}")
             continue
-        reason = None if _same(default, value) else keys.refusal(key, gpu=gpu)
-        if reason is not None:
+        reason = keys.refusal(key, gpu=gpu)
+        is_default = _same(default, value)
+        if reason is not None and not keys.asks_for_nothing(
+            key, value, is_default=is_default, gpu=gpu
+        ):
             refused[reason].append(f"{key}={value!r}")
     _raise([f"{', '.join(set_to)}: {reason}" for reason, set_to in refused.items()])
     try:
@@ -125,18 +128,28 @@ def default_leaves(config: DictConfig | None = None) -> dict[str, Any]:
 
 def _coerce(default: Any, value: Any) -> Any:
     """Return the value in the default's type; YAML 1.1 reads `1e-6` as a string."""
+    if value is None:
+        if default is not None and default is not _ABSENT:
+            raise ValueError("it is empty; give a value, or leave the key out for VERL's default")
+        return None
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise ValueError("expected true or false")
-    elif isinstance(default, int | float) and value is not None:
-        if isinstance(value, bool):
-            raise ValueError("expected a number")
-        if isinstance(value, str) and not _is_range(value):
-            value = float(value)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError("expected a finite number")
-    elif isinstance(default, str) and isinstance(value, bool | int | float):
+    elif isinstance(default, int | float):
+        return _number(value)
+    elif isinstance(default, str) and not isinstance(value, str):
         raise ValueError("expected a text")
+    return value
+
+
+def _number(value: Any) -> Any:
+    """Return a number, or the text of a range."""
+    if not isinstance(value, int | float | str) or isinstance(value, bool):
+        raise ValueError("expected a number")
+    if isinstance(value, str) and not _is_range(value):
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("expected a finite number")
     return value
 
 
@@ -170,7 +183,18 @@ def _settle(config: DictConfig, flat: Mapping[str, Any]) -> None:
         actor.loss_scale_factor = settings.row_limits(config)[1]
     if CRITIC + "model.path" not in flat:
         critic.model.path = None  # the policy that training starts from
+    _settle_truncation(config, flat)
     _settle_micro_batches(config)
+
+
+def _settle_truncation(config: DictConfig, flat: Mapping[str, Any]) -> None:
+    """Let VERL's key decide about prompts where the user wrote it."""
+    if "data.truncation" not in flat:
+        return
+    key, value = OURS + "truncation.prompt", config.data.truncation
+    if flat.get(key, value) != value:
+        raise ConfigError(f"VERL config: data.truncation and {key} differ; set one of them")
+    config.agentlightning.truncation.prompt = value
 
 
 def _settle_micro_batches(config: DictConfig) -> None:
@@ -188,12 +212,12 @@ def _settle_micro_batches(config: DictConfig) -> None:
 
 
 def server_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a user's settings that are for vLLM, where they differ from the defaults."""
+    """Return those of a user's settings that are for the launch of vLLM and ask for something."""
     return {
         key: value
         for key, value in flat.items()
         if keys.verdict(key).fate is keys.Fate.SERVER
-        and not _same(_lookup(_defaults(), key), value)
+        and not keys.asks_for_nothing(key, value, is_default=False, gpu=True)
     }
 
 

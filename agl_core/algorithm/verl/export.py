@@ -7,8 +7,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from agl_core.errors import TrainerError
+from agl_core.errors import ConfigError, TrainerError
+from agl_core.serving.weights import weight_files
 
+_INDEX = "model.safetensors.index.json"
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
@@ -27,13 +29,15 @@ def write_policy(weights: Mapping[str, torch.Tensor], like: Path, folder: Path) 
     Raises:
         TrainerError: The folder to mirror has no safetensors, or a tensor that is not given.
     """
-    sources = sorted(like.glob("*.safetensors"))
-    if not sources:
-        raise TrainerError(f"{like} holds no safetensors")
+    try:
+        sources = weight_files(like)
+    except ConfigError as error:
+        raise TrainerError(str(error)) from error
     for source in sources:
         _write_like(source, folder / source.name, weights)
     for path in like.iterdir():
-        if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES:
+        is_other_index = path.name.endswith(".index.json") and path.name != _INDEX
+        if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES and not is_other_index:
             (folder / path.name).write_bytes(path.read_bytes())
 
 

@@ -9,6 +9,7 @@ VERL does. `limits` says which values of an honoured key work, and which keys ne
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref.model."
@@ -22,6 +23,8 @@ class Fate(StrEnum):
     """What becomes of a key."""
 
     HONOURED = "honoured"
+    SPEED = "speed"
+    """Changes speed and memory only: honoured where there is a GPU, without effect elsewhere."""
     GPU = "gpu"
     """Honoured where there is a GPU; refused elsewhere."""
     SERVER = "server"
@@ -39,6 +42,7 @@ class Verdict:
 
 _HONOURED = Verdict(Fate.HONOURED)
 _SERVER = Verdict(Fate.SERVER, "a setting of vLLM, and here the embedded engine serves the policy")
+_SPEED = Verdict(Fate.SPEED, "changes how a GPU works, not what is learned")
 _GPU = Verdict(Fate.GPU, "only a GPU makes use of it, and there is none here; leave it out")
 
 
@@ -75,6 +79,19 @@ def _engine(section: str) -> dict[str, Verdict]:
     return {
         section: _GPU,
         section + "_target_": _refused("VERL's own class is used"),
+        **{
+            section + name: _SPEED
+            for name in (
+                "wrap_policy.",
+                "param_offload",
+                "optimizer_offload",
+                "offload_policy",
+                "reshard_after_forward",
+                "forward_prefetch",
+                "use_orig_params",
+                "use_torch_compile",
+            )
+        },
         section + "fsdp_size": _ONE_RANK,
         section + "ulysses_sequence_parallel_size": _ONE_RANK,
         section + "use_no_sync_for_gradient_accumulation": _ONE_RANK,
@@ -101,9 +118,9 @@ def _model(section: str) -> dict[str, Verdict]:
         section + "trust_remote_code": _CODE,
         section + "external_lib": _CODE,
         section + "use_shm": _refused("the policy is read from its folder"),
-        section + "enable_gradient_checkpointing": _GPU,
-        section + "enable_activation_offload": _GPU,
-        section + "use_remove_padding": _GPU,
+        section + "enable_gradient_checkpointing": _SPEED,
+        section + "enable_activation_offload": _SPEED,
+        section + "use_remove_padding": _SPEED,
         section + "lora": _LORA,
         section + "target_modules": _LORA,
         section + "exclude_modules": _LORA,
@@ -130,7 +147,7 @@ RULES: dict[str, Verdict] = {
     ACTOR + "policy_loss._target_": _refused("VERL's own class is used"),
     ACTOR + "calculate_sum_pi_squared": _refused("no supported estimator reads it"),
     ACTOR + "use_prefix_grouper": _refused("not supported"),
-    ACTOR + "use_torch_compile": _GPU,
+    ACTOR + "use_torch_compile": _SPEED,
     ACTOR + "use_fused_kernels": _refused("fused kernels are not supported"),
     ACTOR + "use_remove_padding": _refused("set actor_rollout_ref.model.use_remove_padding"),
     ACTOR + "ulysses_sequence_parallel_size": _ONE_RANK,
@@ -150,7 +167,7 @@ RULES: dict[str, Verdict] = {
     REFERENCE + "ulysses_sequence_parallel_size": _ONE_RANK,
     REFERENCE + "pad_to_length": _PADDING,
     REFERENCE + "profiler.": _PROFILER,
-    REFERENCE + "use_torch_compile": _GPU,
+    REFERENCE + "use_torch_compile": _SPEED,
     **_engine(REFERENCE + "fsdp_config."),
     # values of tokens, for GAE
     CRITIC: _HONOURED,
@@ -213,10 +230,11 @@ RULES: dict[str, Verdict] = {
     "data.": _DATA,
     "data.train_batch_size": _HONOURED,  # inputs of one iteration
     "data.gen_batch_size": _refused("set data.train_batch_size"),
-    "data.val_batch_size": _HONOURED,  # validation rows, from the first; null is all of them
+    "data.val_batch_size": _HONOURED,  # rows of one batch; every validation row is scored
+    "data.val_max_samples": _HONOURED,  # validation rows that are scored; -1 is all of them
     "data.max_prompt_length": _HONOURED,
     "data.max_response_length": _HONOURED,  # also `max_tokens` of each model request
-    "data.truncation": _refused("set agentlightning.truncation.prompt"),
+    "data.truncation": _HONOURED,  # of prompts; not set: agentlightning.truncation.prompt
     "data.filter_overlong_prompts": _refused("set agentlightning.truncation.prompt"),
     "data.filter_overlong_prompts_workers": _refused("set agentlightning.truncation.prompt"),
     "data.seed": _HONOURED,
@@ -272,6 +290,39 @@ RULES: dict[str, Verdict] = {
 }
 """Verdicts by prefix; one that ends in a dot, or in the middle of a name, covers what follows."""
 
+DIFFERENT: frozenset[str] = frozenset(
+    {
+        "actor_rollout_ref.rollout.agent.default_agent_loop",
+        "actor_rollout_ref.rollout.agent.num_workers",
+        "actor_rollout_ref.rollout.seed",
+        "agentlightning.port",
+        "data.prompt_key",
+        "data.reward_fn_key",
+        "data.train_files",
+        "data.val_files",
+        "reward.num_workers",
+        "reward.reward_manager.name",
+        "trainer.default_local_dir",
+        "trainer.experiment_name",
+        "trainer.logger",
+        "trainer.project_name",
+    }
+)
+"""Refused keys whose default of VERL, written out, asks for something that is not done here. The
+defaults of other refused keys say what is so in any case: a feature that is off, or one rank."""
+
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "trainer.logger": ("console", ["console"], []),
+    ROLLOUT + "tensor_model_parallel_size": (1,),
+    ROLLOUT + "pipeline_model_parallel_size": (1,),
+    ROLLOUT + "data_parallel_size": (1,),
+    **{
+        section + "override_config.attn_implementation": ("sdpa",)
+        for section in (MODEL, CRITIC + "model.")
+    },
+}
+"""Values of refused keys that say what is so in any case."""
+
 _PREFIXES = (
     *(prefix for prefix in RULES if prefix.endswith((".", "_"))),
     MODEL + "lora",
@@ -299,5 +350,23 @@ def refusal(key: str, *, gpu: bool) -> str | None:
         One sentence without the key, or None where it may be.
     """
     found = verdict(key)
-    allowed = found.fate is Fate.HONOURED or (gpu and found.fate in (Fate.GPU, Fate.SERVER))
+    allowed = found.fate in (Fate.HONOURED, Fate.SPEED)
+    allowed = allowed or (gpu and found.fate in (Fate.GPU, Fate.SERVER))
     return None if allowed else found.reason
+
+
+def asks_for_nothing(key: str, value: Any, *, is_default: bool, gpu: bool) -> bool:
+    """Say whether a refused key's value says what is so in any case.
+
+    Args:
+        key: Its dotted name.
+        value: What the user wrote.
+        is_default: Whether VERL's default is the same.
+        gpu: Whether there is a GPU.
+    """
+    if value in HARMLESS.get(key, ()):
+        return True
+    if not is_default or key in DIFFERENT or verdict(key).fate is Fate.SERVER:
+        return False
+    # On CPUs VERL computes in fp32, whatever `dtype` says.
+    return gpu or not key.endswith((".fsdp_config.dtype", ".fsdp.dtype", "trainer.device"))

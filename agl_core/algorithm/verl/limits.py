@@ -43,6 +43,25 @@ OPTIONAL_POSITIVE_INTEGERS: tuple[str, ...] = (
     CRITIC + "ppo_micro_batch_size_per_gpu",
     CRITIC + "forward_micro_batch_size_per_gpu",
 )
+WHOLE_NUMBERS: dict[str, int] = {
+    "data.seed": 0,
+    "data.val_max_samples": -1,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.critic_warmup": 0,
+    ACTOR + "optim.lr_warmup_steps": -1,
+    CRITIC + "optim.lr_warmup_steps": -1,
+    ACTOR + "data_loader_seed": 0,
+}
+"""The least value of each; null is allowed where VERL's default is null."""
+POSITIVE: tuple[str, ...] = (ACTOR + "grad_clip", CRITIC + "grad_clip")
+NOT_NEGATIVE: tuple[str, ...] = (
+    ACTOR + "optim.lr",
+    CRITIC + "optim.lr",
+    ACTOR + "optim.weight_decay",
+    CRITIC + "optim.weight_decay",
+    ROLLOUT + "val_kwargs.temperature",
+)
 CHOICES: dict[str, tuple[Any, ...]] = {
     ACTOR + "loss_agg_mode": (
         "token-mean",
@@ -53,10 +72,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     ),
     ACTOR + "kl_loss_type": tuple(sorted(KL_PENALTIES)),
     "algorithm.kl_penalty": tuple(sorted(KL_PENALTIES)),
+    ACTOR + "optim.lr_scheduler_type": ("constant", "cosine"),
+    CRITIC + "optim.lr_scheduler_type": ("constant", "cosine"),
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "algorithm.rollout_correction.rollout_is": (None, "token", "sequence"),
     "algorithm.rollout_correction.loss_type": ("ppo_clip", "reinforce"),
-    "trainer.n_gpus_per_node": (1, 8),  # 8 is VERL's default, which nobody set
+    "data.truncation": ("error", "left", "right"),
 }
 CHOICES[CRITIC + "loss_agg_mode"] = CHOICES[ACTOR + "loss_agg_mode"]
 
@@ -70,12 +91,16 @@ def problems(config: DictConfig, flat: Mapping[str, Any], *, gpu: bool) -> Itera
         gpu: Whether there is a GPU here.
     """
     yield from _numbers(config)
+    yield from _bounds(config)
+    yield from _sampling(config)
     for key, allowed in CHOICES.items():
         value = OmegaConf.select(config, key)
         if value not in allowed:
             yield f"{key}={value!r}: expected one of {list(allowed)}"
+    if (num_gpus := flat.get("trainer.n_gpus_per_node", 1)) != 1:
+        yield f"trainer.n_gpus_per_node={num_gpus!r}: expected 1, one rank learns"
     for section in (ACTOR, CRITIC):
-        strategies = ("fsdp", "fsdp2") if gpu else ("fsdp2",)
+        strategies = ("fsdp", "fsdp2")  # on CPUs VERL runs fsdp2 for both
         if flat.get(section + "strategy", "fsdp2") not in strategies:
             yield f"{section}strategy={flat[section + 'strategy']!r}: expected one of {strategies}"
     yield from _estimator(config, flat)
@@ -95,14 +120,6 @@ def _numbers(config: DictConfig) -> Iterator[str]:
             f"{ACTOR}ppo_micro_batch_size_per_gpu must be set: VERL has no default for the rows of "
             "one forward pass"
         )
-    if not config.actor_rollout_ref.rollout.temperature > 0:
-        yield f"{ROLLOUT}temperature must be above 0: training rollouts are sampled"
-    for section in (ROLLOUT, ROLLOUT + "val_kwargs."):
-        top_p, top_k = (OmegaConf.select(config, section + name) for name in ("top_p", "top_k"))
-        if not 0 < top_p <= 1:
-            yield f"{section}top_p={top_p}: must be above 0 and at most 1"
-        if type(top_k) is not int or not (top_k == -1 or top_k > 0):
-            yield f"{section}top_k={top_k}: expected a whole number above 0, or -1 for all tokens"
     batch_size = config.data.train_batch_size
     for section in (ACTOR, CRITIC):
         mini_batch_size = OmegaConf.select(config, section + "ppo_mini_batch_size")
@@ -113,6 +130,32 @@ def _numbers(config: DictConfig) -> Iterator[str]:
             )
 
 
+def _sampling(config: DictConfig) -> Iterator[str]:
+    if not config.actor_rollout_ref.rollout.temperature > 0:
+        yield f"{ROLLOUT}temperature must be above 0: training rollouts are sampled"
+    for section in (ROLLOUT, ROLLOUT + "val_kwargs."):
+        top_p, top_k = (OmegaConf.select(config, section + name) for name in ("top_p", "top_k"))
+        if not 0 < top_p <= 1:
+            yield f"{section}top_p={top_p}: must be above 0 and at most 1"
+        if type(top_k) is not int or not (top_k == -1 or top_k > 0):
+            yield f"{section}top_k={top_k}: expected a whole number above 0, or -1 for all tokens"
+
+
+def _bounds(config: DictConfig) -> Iterator[str]:
+    for key, low in WHOLE_NUMBERS.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and (type(value) is not int or value < low):
+            yield f"{key}={value!r}: expected a whole number of {low} or more"
+    for key in POSITIVE:
+        value = OmegaConf.select(config, key)
+        if not (isinstance(value, int | float) and value > 0):
+            yield f"{key}={value!r}: expected a number above 0"
+    for key in NOT_NEGATIVE:
+        value = OmegaConf.select(config, key)
+        if not (isinstance(value, int | float) and value >= 0):
+            yield f"{key}={value!r}: expected a number of 0 or more"
+
+
 def _estimator(config: DictConfig, flat: Mapping[str, Any]) -> Iterator[str]:
     settings = config.algorithm
     name = settings.adv_estimator
@@ -121,6 +164,11 @@ def _estimator(config: DictConfig, flat: Mapping[str, Any]) -> Iterator[str]:
         yield f"algorithm.adv_estimator={name!r}: {reason}"
         return
     ours = config.agentlightning
+    if name in OUTCOME and config.actor_rollout_ref.rollout.n == 1:
+        yield (
+            f"{ROLLOUT}n=1: {name} compares the rollouts of an input with each other; set it to 2 "
+            f"or more, or algorithm.adv_estimator to one of {sorted(TOKEN)}"
+        )
     if (
         name in OUTCOME
         and ours.trace_aggregator.level == "trajectory"

@@ -2,6 +2,8 @@
 
 import random
 
+import numpy as np
+
 
 def rows_of_step(step: int, *, size: int, batch_size: int, seed: int | None) -> list[int]:
     """Return the train rows of one iteration; the same arguments give the same rows.
@@ -32,6 +34,24 @@ def rows_of_step(step: int, *, size: int, batch_size: int, seed: int | None) -> 
     if first // size == last // size:
         return order[start : start + batch_size]
     return before[start:] + order[: batch_size - (size - start)]
+
+
+def validation_rows(size: int, max_samples: int, *, seed: int | None) -> list[int]:
+    """Return the validation rows that are scored, the same ones in every iteration.
+
+    As VERL's dataset does, where `max_samples` are fewer than all: a random choice where the data
+    is shuffled, else the first ones.
+
+    Args:
+        size: Rows of the validation dataset.
+        max_samples: Rows to score; all where it is not above 0.
+        seed: Of the choice; None takes the first rows.
+    """
+    if not 0 < max_samples < size:
+        return list(range(size))
+    if seed is None:
+        return list(range(max_samples))
+    return np.random.default_rng(seed).choice(size, size=max_samples, replace=False).tolist()
 
 
 def _epoch_order(

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
 from agl_core.errors import ConfigError
+from agl_core.text_formats import read_yaml
 
 Overrides = Mapping[str, Any] | Sequence[str] | str | Path
 """A dict, nested or dotted or both; the path of a YAML file; or command-line overrides."""
@@ -81,10 +81,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"VERL config: {path} cannot be read: {error}") from error
+    content = read_yaml(path, f"VERL config: {path}")
     if not isinstance(content, Mapping):
         raise ConfigError(f"VERL config: {path} holds no mapping of settings")
     return content

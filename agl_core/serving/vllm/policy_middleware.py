@@ -14,7 +14,7 @@ that run are waited for, then vLLM is paused (which clears its prefix cache), re
 asked for its version. A reload that fails ends vLLM's engine (seen with 0.32), so tensors of other
 names or shapes are refused before; whoever started vLLM starts it again where it ends all the same.
 A folder with an adapter (LoRA) is served beside the others, without a pause. With a token every
-route but `/health` wants it, vLLM's own too.
+route but `/health` wants it, vLLM's own too; without one, web pages of other sites are refused.
 
 Settings come from the environment: AGL_POLICY_VERSION, AGL_POLICY_DIGEST and AGL_POLICY_PATH of the
 first policy, AGL_POLICY_MODEL (its `--served-model-name`), and AGL_TOKEN_FILE where there is one.
@@ -25,17 +25,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import importlib
+import ipaddress
 import json
 import logging
 import os
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 logger = logging.getLogger("vllm.agl_policy")
 
 _WITH_POLICY = ("/v1/chat/completions", "/v1/completions", "/tokenize")
 _DRAIN_SECONDS = 600.0
+_REQUEST_SECONDS = 60.0
+_MAX_REQUEST_BYTES = 16 * 1024 * 1024
+_MAX_CONTAINERS = 600_000
 
 
 class Served(NamedTuple):
@@ -96,11 +101,14 @@ class PolicyMiddleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, or have vLLM answer it."""
-        if scope["type"] != "http" or scope["path"] == "/health":
+        if scope["type"] not in ("http", "websocket") or scope["path"] == "/health":
             await self._app(scope, receive, send)
             return
         try:
             self._check_token(scope)
+            if scope["type"] == "websocket":
+                await self._app(scope, receive, send)
+                return
             if scope["path"] == "/policy":
                 await self._answer_policy(scope, receive, send)
             elif scope["path"] in _WITH_POLICY and scope["method"] == "POST":
@@ -108,15 +116,23 @@ class PolicyMiddleware:
             else:
                 await self._app(scope, receive, send)
         except Failure as failure:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+                return
             kind = "server_error" if failure.status >= 500 else "invalid_request_error"
             error = {"message": str(failure), "type": kind, "param": None, "code": failure.code}
             headers = [(b"retry-after", b"1")] if failure.status == 503 else []
             await _send_json(send, failure.status, {"error": error}, headers)
 
     def _check_token(self, scope: Any) -> None:
-        given = dict(scope["headers"]).get(b"authorization", b"")
+        headers = dict(scope["headers"])
+        given = headers.get(b"authorization", b"")
         expected = f"Bearer {self._token}".encode()
-        if self._token is not None and not hmac.compare_digest(given, expected):
+        if self._token is None:
+            _check_origin(
+                {name.decode(): value.decode("latin-1") for name, value in headers.items()}
+            )
+        elif not hmac.compare_digest(given, expected):
             raise Failure(401, "a bearer token is required", "invalid_api_key")
 
     async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
@@ -255,6 +271,29 @@ class PolicyMiddleware:
 _FIRST = ("VERSION", "DIGEST", "PATH", "MODEL")
 
 
+def _check_origin(headers: dict[str, str]) -> None:
+    """Refuse what a web page had a browser of this machine send (403); the rule of
+    `agl_core.utils.foreign_requests`, for servers without a token.
+    """
+    try:
+        hosts = [urlsplit(f"http://{headers.get('host', '')}").hostname]
+        if "origin" in headers:
+            hosts.append(urlsplit(headers["origin"]).hostname)
+    except ValueError:
+        hosts = [None]
+    is_cross_site = "origin" not in headers and headers.get("sec-fetch-site") == "cross-site"
+    if is_cross_site or not all(map(_is_loopback, hosts)):
+        message = "without a token this server serves localhost only, and no page of other sites"
+        raise Failure(403, message, "foreign_request")
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _is_adapter(path: str) -> bool:
     """Say whether a folder holds an adapter, not whole weights; refuse one that holds neither."""
     if not any(Path(path).glob("*.safetensors")):
@@ -277,10 +316,19 @@ def _find_difference(old: Path, new: Path) -> str | None:
     return f"{len(names)} tensors differ, first {names[0]}: {first}"
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that vLLM loads: a second copy of the weights beside them does not count."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        return [folder / name for name in sorted(names)]
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+
+
 def _shapes(folder: Path) -> dict[str, Any]:
     """Return the shape of each tensor, from the headers of a folder's files."""
     shapes: dict[str, Any] = {}
-    for file in folder.glob("*.safetensors"):
+    for file in _weight_files(folder):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
             start, size = stream.tell(), stream.seek(0, os.SEEK_END)
@@ -351,14 +399,26 @@ def _replay(content: bytes, receive: Any) -> Any:
 
 
 async def _read_json(receive: Any) -> dict[str, Any]:
-    content, more = b"", True
-    while more:
-        message = await receive()
-        content += message.get("body", b"")
-        more = message.get("more_body", False)
+    content, more = bytearray(), True
     try:
-        body = json.loads(content)
-    except ValueError as error:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Failure(499, "the client closed the connection", "client_closed")
+                content += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(content) > _MAX_REQUEST_BYTES:
+                    text = f"the request is larger than {_MAX_REQUEST_BYTES} bytes"
+                    raise Failure(413, text, "too_large")
+    except TimeoutError as error:
+        text = f"the request did not arrive within {_REQUEST_SECONDS:g} s"
+        raise Failure(408, text, "too_slow") from error
+    if content.count(b"{") + content.count(b"[") > _MAX_CONTAINERS:
+        raise Failure(413, f"the request has more than {_MAX_CONTAINERS} objects", "too_large")
+    try:
+        body = await asyncio.to_thread(json.loads, content)
+    except (ValueError, RecursionError) as error:
         raise Failure(400, f"the request is not JSON: {error}", "invalid_json") from error
     if not isinstance(body, dict):
         raise Failure(400, "the request is not a JSON object", "invalid_json")

@@ -14,9 +14,9 @@ import pytest
 from agl_core import rollout
 from agl_core.algorithm.store_rollouts import RUN_ID, StoreRollouts, cancel_leftovers
 from agl_core.config import RolloutSettings
-from agl_core.errors import IterationStopped, TransientError
+from agl_core.errors import IterationStopped, LedgerError, TransientError
 from agl_core.failures import FailureSettings
-from agl_core.ledger.rollout_set import RolloutSet
+from agl_core.ledger.rollout_set import Chunk, RolloutSet
 from agl_core.ledger.run import open_run
 from agl_core.llm_proxy import Backend, LLMProxy
 from agl_core.llm_proxy.capture import call_seed
@@ -107,7 +107,7 @@ async def test_what_runners_do_becomes_outcomes_and_spans(store, server, tmp_pat
     ]
     assert one.rollouts.unfinished() == []
     outcomes = one.rollouts.outcomes().to_pylist()
-    assert outcomes[1]["message"] == "RuntimeError: broken"
+    assert outcomes[1]["message"].startswith("RuntimeError: broken (")
     assert "no model call was recorded" in outcomes[2]["message"]
     assert [row["num_calls"] for row in outcomes] == [1, 0, 0, 1]
     spans = pa.concat_tables(one.rollouts.iter_spans())
@@ -189,3 +189,33 @@ async def test_what_a_killed_process_left_in_the_store_is_cancelled(store):
     found = {row.rollout_id: row.status for row in await store.query_rollouts()}
     assert found[mine.rollout_id] == found[running_one.rollout_id] == "cancelled"
     assert found[other.rollout_id] == found[plain.rollout_id] == "queuing"
+
+
+class FullDisk(RolloutSet):
+    """Refuses its first writes of a chunk."""
+
+    refusals = 1
+
+    def put_chunk(self, claim: int, number: int, spans: pa.Table, outcomes: pa.Table) -> Chunk:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise LedgerError("no space left")
+        return super().put_chunk(claim, number, spans, outcomes)
+
+
+@pytest.mark.parametrize("refusals", [1, 100])
+async def test_a_flush_that_fails_is_tried_again_and_the_last_one_counts(
+    server, tmp_path, caplog, refusals
+):
+    one = SetOfFour(tmp_path, [{"do": "call", "reward": 0.5}, {"do": "raise"}])
+    one.rollouts = FullDisk(one.ledger.iteration(0), "train")
+    one.rollouts.refusals = refusals
+    store = InMemoryLightningStore()
+    async with running(store, agent):
+        if refusals > 1:
+            with pytest.raises(LedgerError, match="no space left"):
+                await one.run(store, server)
+        else:
+            await one.run(store, server)
+            assert [end[:3] for end in one.ends()] == [(0, 1, "succeeded"), (1, 1, "agent_error")]
+    assert "could not flush, will try again: no space left" in caplog.text

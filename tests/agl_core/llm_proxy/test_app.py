@@ -190,7 +190,7 @@ def test_agent_that_leaves_in_its_request_is_recorded():
     with running() as setup:
         address = (setup.client.base_url.host, setup.client.base_url.port)
         with socket.create_connection(address) as connection:
-            head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{"
+            head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{{"
             connection.sendall(head.encode())
             time.sleep(0.1)
         wait_until(lambda: setup.trace.spans())

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import re
 import sys
 import threading
 from typing import Any
@@ -216,7 +217,9 @@ async def test_an_error_of_the_agent_fails_the_attempt_and_the_runner_goes_on(st
 
     bad, good = await run_queue(store, start_runner, agent, 0, 1)
     assert (bad.status, bad.failure_kind) == ("failed", FailureKind.AGENT_ERROR)
-    assert bad.failure_message == "ZeroDivisionError: division by zero"
+    message, _, where = bad.failure_message.partition(" (")
+    assert message == "ZeroDivisionError: division by zero"
+    assert re.fullmatch(r"tests/agl_core/runner/test_agent\.py:\d+ in agent\)", where)
     assert good.status == "succeeded"
 
 

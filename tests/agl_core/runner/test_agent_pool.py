@@ -117,6 +117,16 @@ async def test_a_coroutine_runs_in_a_process_too(tmp_path: Path, server: Scripte
     assert found["exit"][0].message == "the agent's process ended: exit code 7"
 
 
+async def test_a_sync_agent_runs_in_the_main_thread_of_its_process(
+    tmp_path: Path, server: ScriptedModelServer
+):
+    ends = ["return", "in a loop of its own", "left behind", "return again"]
+    found = await run(make_shard(tmp_path, server, "verifies_with_an_alarm", ends))
+    assert [outcome.message for outcome, _ in found.values()] == [""] * 4
+    assert [outcome.reward for outcome, _ in found.values()] == [1.0] * 4
+    assert len({notes["pid"] for _, notes in found.values()}) == 1
+
+
 async def test_the_deadline_holds_whatever_the_agent_does(
     tmp_path: Path, server: ScriptedModelServer
 ):

@@ -1,3 +1,4 @@
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -24,6 +25,7 @@ def test_a_number_is_a_reward_and_none_is_nothing():
         (np.bool_(True), 1.0),
         (np.array(0.25), 0.25),
         (Fraction(1, 4), 0.25),
+        (Decimal("0.25"), 0.25),
     ],
     ids=repr,
 )
@@ -39,6 +41,24 @@ def test_a_number_of_numpy_is_returned_as_it_is_emitted(value, reward):
 def test_what_is_no_single_number_is_refused(value):
     with pytest.raises(TypeError, match="must return a number or None"):
         read_returned(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ("1.0", r"convert text with float"),
+        (np.array([1.0]), r"choose one value of an array"),
+        ((1.0, {"steps": 3}), r"give the number alone, and record the rest with emit_annotation"),
+        ({"a": 1.0}, r"emit_reward\(\.\.\., primary_key=\.\.\.\)"),
+    ],
+    ids=repr,
+)
+def test_a_refused_return_value_says_what_to_do(value, advice):
+    with pytest.raises(TypeError, match=advice):
+        read_returned(value)
+    if not isinstance(value, dict):
+        with pytest.raises(TypeError, match=advice):
+            emit_reward(value, propagate=False)
 
 
 def test_spans_of_one_kind_are_taken():

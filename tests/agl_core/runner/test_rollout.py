@@ -1,4 +1,6 @@
 import asyncio
+import json
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -188,7 +190,7 @@ async def test_exception_is_an_agent_error_with_its_traceback(bench):
 
     result = await bench.run(agent)
     assert result.outcome.kind is FailureKind.AGENT_ERROR
-    assert result.outcome.message == r"KeyError: 'no such\ntool'"
+    assert result.outcome.message.startswith(r"KeyError: 'no such\ntool' (tests/")
     assert "in agent" in result.outcome.traceback
     assert result.outcome.reward is None
     assert result.outcome.num_calls == 1
@@ -347,7 +349,8 @@ async def test_a_cancellation_of_the_agents_own_is_its_error(bench):
     for agent in (in_a_thread, in_the_loop):
         outcome = (await bench.run(agent)).outcome
         assert outcome.kind is FailureKind.AGENT_ERROR
-        assert outcome.message == "CancelledError"
+        assert outcome.message.startswith("CancelledError (tests/")
+        assert outcome.message.endswith(f" in {agent.__name__})")
 
 
 async def test_an_error_that_utf8_cannot_hold_can_be_written(bench):
@@ -355,7 +358,7 @@ async def test_an_error_that_utf8_cannot_hold_can_be_written(bench):
         raise ValueError("bad file name \udcff")
 
     outcome = (await bench.run(agent)).outcome
-    assert outcome.message == "ValueError: bad file name \\udcff"
+    assert outcome.message.startswith("ValueError: bad file name \\udcff (tests/")
     assert outcome.traceback.encode()
 
 
@@ -368,3 +371,30 @@ def test_attempt_id_is_stable():
     assert make_attempt_id("ro-1", 1) == make_attempt_id("ro-1", 1)
     assert make_attempt_id("ro-1", 1) != make_attempt_id("ro-1", 2)
     assert len(make_attempt_id("ro-1", 1)) == len("at-") + 8
+
+
+async def test_a_bad_return_value_names_the_agents_function(bench):
+    async def agent(task, llm):
+        await ask(llm, task)
+        return (1.0, {"steps": 3})
+
+    outcome = (await bench.run(agent)).outcome
+    line = agent.__code__.co_firstlineno
+    assert outcome.message.endswith(f"(tests/agl_core/runner/test_rollout.py:{line} in agent)")
+
+
+async def test_an_error_inside_a_library_names_the_agents_own_line(bench):
+    def agent(task, llm):
+        return json.loads("{")
+
+    outcome = (await bench.run(agent)).outcome
+    line = agent.__code__.co_firstlineno + 1
+    assert outcome.message.endswith(f"(tests/agl_core/runner/test_rollout.py:{line} in agent)")
+
+
+async def test_an_agent_that_needs_the_main_thread_is_told_how_it_gets_it(bench):
+    def agent(task, llm):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    outcome = (await bench.run(agent)).outcome
+    assert "set rollout.isolation: process" in outcome.message

@@ -1,6 +1,8 @@
 """A shard's flushes: what ended is written, whatever the storage and the display do."""
 
 import asyncio
+import gc
+import os
 import sys
 import threading
 import time
@@ -8,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pyarrow as pa
 import pytest
 
@@ -186,7 +189,7 @@ async def test_an_agent_that_exits_fails_its_rollout_alone(
     async with shard.serving():
         outcome = await shard.run_attempt(0, attempt=1)
     assert outcome.kind is FailureKind.AGENT_ERROR
-    assert outcome.message == "RuntimeError: the agent raised SystemExit: 3"
+    assert outcome.message.startswith("RuntimeError: the agent raised SystemExit: 3 (tests/")
     assert "in exits" in outcome.traceback
 
 
@@ -234,3 +237,23 @@ async def test_a_cancelled_attempt_is_kept_and_its_rollout_unfinished(
     assert table["final"].to_pylist() == [False] * 2
     assert table["num_calls"].to_pylist() == [1] * 2, "what was recorded until then is kept"
     assert rollouts.unfinished() == list(range(6))
+
+
+async def test_clients_that_an_agent_never_closes_leave_no_sockets(rollouts: FaultySet, server):
+    """One client for each rollout, as README's agent; the garbage collector is off."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        await run_all(make_shard(rollouts, server, agent=never_closes))
+        left = len(os.listdir("/proc/self/fd")) - before
+        assert left <= 4, f"{left} descriptors are left of 6 clients"
+    finally:
+        gc.enable()
+
+
+def never_closes(task: Any, llm: LLM) -> float:
+    client = openai.OpenAI(base_url=llm.get_base_url(), api_key="none", max_retries=0)
+    message = {"role": "user", "content": "1+1?"}
+    client.chat.completions.create(model=llm.model, messages=[message])
+    return 1.0

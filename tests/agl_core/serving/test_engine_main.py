@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from agl_core.serving.engine_main import is_loopback, main
+from agl_core.serving.engine_main import main
+from agl_core.utils.foreign_requests import is_loopback
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def make_body(**changes: Any) -> dict[str, Any]:
 
 def client_of(engine: Engine, token: str | None = None) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(create_app(engine, token))
-    return httpx.AsyncClient(transport=transport, base_url="http://engine")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ async def test_unexpected_error_is_500_in_openai_shape(
 
     monkeypatch.setattr(engine.loaded, "model", fail)
     transport = httpx.ASGITransport(create_app(engine), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         response = await chat(client)
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 import sys
@@ -8,8 +9,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agl_core.algorithm.verl.export import write_policy
 from agl_core.errors import ConfigError
-from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
+from agl_core.serving.vllm.policy_middleware import _shapes
+from agl_core.serving.weights import (
+    chat_template_digest,
+    tokenizer_digest,
+    weight_files,
+    weights_digest,
+)
 
 TENSORS = {
     "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -117,3 +125,51 @@ def test_config_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> None
 def test_weights_does_not_import_torch() -> None:
     code = "import sys, agl_core.serving.weights; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def indexed(folder: Path) -> Path:
+    """A policy of two files with an index, and a second copy of the weights beside them."""
+    parts = {"model-1.safetensors": ["a", "empty"], "model-2.safetensors": ["b"]}
+    folder.mkdir()
+    for name, tensors in parts.items():
+        save_file({t: TENSORS[t] for t in tensors}, folder / name)
+    where = {tensor: name for name, tensors in parts.items() for tensor in tensors}
+    index = json.dumps({"metadata": {}, "weight_map": where})
+    (folder / "model.safetensors.index.json").write_text(index)
+    save_file({"other": TENSORS["b"]}, folder / "consolidated.safetensors")
+    return folder
+
+
+def test_the_index_says_which_files_are_the_policy(tmp_path: Path) -> None:
+    folder = indexed(tmp_path / "indexed")
+    assert [file.name for file in weight_files(folder)] == [
+        "model-1.safetensors",
+        "model-2.safetensors",
+    ]
+    assert weights_digest(folder) == digest_of(tmp_path / "plain", TENSORS)
+    assert set(_shapes(folder)) == set(TENSORS)
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    write_policy(TENSORS, folder, exported)
+    assert weights_digest(exported) == weights_digest(folder)
+    assert not (exported / "consolidated.safetensors").exists()
+
+
+def test_a_single_file_counts_before_copies_beside_it(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    save_file(TENSORS, tmp_path / "consolidated.safetensors")
+    assert [file.name for file in weight_files(tmp_path)] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"a": "gone.safetensors"}}, "gone.safetensors is missing"),
+        ({"weight_map": {"a": "../x.safetensors"}}, "no file of this folder"),
+        ({}, "no weight_map"),
+    ],
+)
+def test_an_index_that_cannot_be_followed_is_refused(tmp_path: Path, index, message) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=message):
+        weights_digest(tmp_path)

@@ -1,5 +1,6 @@
 import logging
 import pickle
+import tracemalloc
 
 import pytest
 from pydantic import TypeAdapter
@@ -204,3 +205,47 @@ def test_what_templates_commonly_do_is_allowed():
 
 def test_a_value_may_have_any_name():
     assert PromptTemplate(template="{self} {values}").format(self=1, values=2) == "1 2"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(a=long) %}{% for i in range(99)%}{%set n.a=n.a+n.a%}{% endfor %}",
+        "{% set n = namespace(a=long) %}{% for i in range(99)%}{%set n.a=n.a~n.a%}{% endfor %}",
+        "{% set n = namespace(a=[]) %}{% for i in range(99)%}{%set n.a=[n.a,n.a]%}{% endfor %}",
+        "{{ long.join(['x'] * 10000)|length }}",
+        "{{ (['x'] * 10000)|join(long)|length }}",
+        "{{ ('a' * 10000)|replace('a', long)|length }}",
+        "{{ (long ~ '\n' * 100000)|indent(9999)|length }}",
+        "{{ ('a b ' * 100000)|wordwrap(1, wrapstring='x' * 10000)|length }}",
+        "{{ ('%(a)s' * 10000) % {'a': long} }}",
+        "{% set b %}{% for i in range(1000) %}{{ long }}{% endfor %}{% endset %}",
+        "{% macro m() %}{% for i in range(1000) %}{{ long }}{% endfor %}{% endmacro %}{{ m() }}",
+        "{% for i in range(1000) %}{% set part = long[1:] %}{% endfor %}",
+        "{{ long.rfind('b' + long) }}",
+        "{{ [[1]]|sum(start=[]) }}",
+        "{{ 9 ** 9999 ** 9 }}",
+        "{{ [[1]]|tojson(indent=99999999) }}",
+        "{{ 1 }}" * 10_000,
+    ],
+)
+def test_a_template_that_works_too_much_is_refused_before_it_does(template):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="cannot be filled in"):
+            PromptTemplate(template=template, engine="jinja").format(long="a" * 1_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 150_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_values_and_many_rows_fit_into_a_template():
+    prompt = PromptTemplate(
+        template="{% for row in rows %}{{ row.q|trim }}: {{ row.a }}\n{% endfor %}{{ text }}",
+        engine="jinja",
+    )
+    rows = [{"q": " why ", "a": number} for number in range(10_000)]
+    filled = prompt.format(rows=rows, text="a" * 5_000_000)
+    assert filled.startswith("why: 0\nwhy: 1\n")
+    assert len(filled) > 5_000_000

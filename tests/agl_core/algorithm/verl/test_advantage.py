@@ -76,6 +76,12 @@ def test_a_group_of_equal_rewards_weighs_exactly_nothing(estimator: str, reward:
     assert (found.equal_groups, found.near_equal_groups) == (1, 1)
 
 
+def test_reinforce_plus_plus_weighs_a_batch_of_one_reward_as_nothing():
+    batch = read_rows(make_rows([(0, 0, 0.7), (1, 1, 0.7)]))
+    found = estimate(batch, algorithm("reinforce_plus_plus"), batch.token_rewards)
+    assert not found.values.any()
+
+
 def test_rewards_that_differ_by_more_than_the_tolerance_are_compared():
     batch = read_rows(make_rows([(0, 0, 0.7), (1, 0, 0.7 + 3 * EQUAL_TOLERANCE)]))
     found = estimate(batch, algorithm("grpo"), batch.token_rewards)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
@@ -121,13 +122,29 @@ def test_without_shuffle_rows_keep_their_order():
     assert rows == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def test_validation_takes_some_rows_as_verl_does():
+    first = algorithm(data__val_max_samples=3, data__shuffle=False)
+    chosen = algorithm(data__val_max_samples=3)
+    rows = [[r.row for r in a.validation(start(a, val=64)).requests] for a in (first, chosen)]
+    assert rows == [[0, 1, 2], np.random.default_rng(7).choice(64, 3, replace=False).tolist()]
+
+
+def test_the_seed_is_the_runs_and_its_default_where_none_is_given():
+    settings = {key: value for key, value in normalise(SETTINGS).items() if key != "data.seed"}
+    assert start(VERL(settings)).seed == VERL(settings).seed == 1
+    assert start(VERL(settings, run={"seed": 5})).seed == 5
+    assert start(VERL(settings | {"data.seed": 0})).seed == 0
+    with pytest.raises(ConfigError, match=r"data.seed is 7 and the run's seed is 5"):
+        VERL(SETTINGS, run={"seed": 5})
+
+
 def test_item_6_validation_takes_its_own_sampling_settings():
     key = "actor_rollout_ref__rollout__val_kwargs__"
-    verl = algorithm(**{key + "n": 2, key + "temperature": 0.6}, data__val_batch_size=3)
+    verl = algorithm(**{key + "n": 2, key + "temperature": 0.6}, data__val_batch_size=2)
     proposal = verl.validation(start(verl, val=5))
     assert proposal is not None
     assert [(r.row, r.sample) for r in proposal.requests] == [
-        (row, sample) for row in range(3) for sample in range(2)
+        (row, sample) for row in range(5) for sample in range(2)
     ]
     assert {(r.dataset, r.mode) for r in proposal.requests} == {("val", "val")}
     assert proposal.sampling_parameters["temperature"] == 0

@@ -64,7 +64,7 @@ def test_every_unsupported_key_is_listed_with_its_reason():
         "actor_rollout_ref.model.lora_rank": 8,
         "actor_rollout_ref.model.override_config.attn_implementation": "eager",
         ACTOR + "checkpoint.async_save": True,
-        "data.truncation": "left",
+        "data.gen_batch_size": 4,
         "actor_rollout_ref.rollout.dtype": "float32",
     }
     with pytest.raises(ConfigError) as caught:
@@ -76,8 +76,76 @@ def test_every_unsupported_key_is_listed_with_its_reason():
 
 def test_an_unsupported_key_at_verls_default_is_accepted():
     same = {ACTOR + "use_kl_loss": False, "actor_rollout_ref.model.lora_rank": 0}
-    same |= {"actor_rollout_ref.rollout.dtype": "bfloat16", "algorithm.gamma": 1.0}
+    same |= {"algorithm.gamma": 1.0, "trainer.nnodes": 1, "trainer.resume_mode": "auto"}
     compose(SETTINGS | same)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.logger", ["console", "wandb"]),
+        ("trainer.n_gpus_per_node", 8),
+        ("trainer.project_name", "verl_examples"),
+        ("trainer.default_local_dir", "checkpoints/${trainer.project_name}"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", 0.5),
+        ("actor_rollout_ref.rollout.dtype", "bfloat16"),
+        ("actor_rollout_ref.rollout.seed", 42),
+        ("data.train_files", "~/data/rlhf/gsm8k/train.parquet"),
+        ("agentlightning.port", 9999),
+        (ACTOR + "fsdp_config.dtype", "bfloat16"),
+    ],
+)
+def test_verls_default_is_refused_where_something_else_is_done(key: str, value: object):
+    with pytest.raises(ConfigError, match=key):
+        compose(normalise(SETTINGS) | {key: value}, gpu=False)
+
+
+def test_the_truncation_that_a_user_writes_counts_also_as_verls_default():
+    assert compose(SETTINGS).agentlightning.truncation.prompt == "drop"
+    written = compose(normalise(SETTINGS) | {"data.truncation": "error"})
+    assert written.agentlightning.truncation.prompt == "error"
+    both = {"data.truncation": "error", "agentlightning.truncation.prompt": "left"}
+    with pytest.raises(ConfigError, match="differ"):
+        compose(normalise(SETTINGS) | both)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (ACTOR + "strategy", "fsdp"),
+        (ACTOR + "use_torch_compile", False),
+        (ACTOR + "fsdp_config.param_offload", True),
+        (ACTOR + "fsdp_config.forward_prefetch", True),
+        ("actor_rollout_ref.model.enable_gradient_checkpointing", False),
+        ("actor_rollout_ref.model.use_remove_padding", False),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 1),
+        ("trainer.logger", ["console"]),
+    ],
+)
+def test_a_setting_that_changes_nothing_on_a_cpu_is_accepted(key: str, value: object):
+    compose(normalise(SETTINGS) | {key: value}, gpu=False)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.train_batch_size",
+        "actor_rollout_ref.rollout.n",
+        "actor_rollout_ref.rollout.temperature",
+        "actor_rollout_ref.rollout.top_p",
+        "actor_rollout_ref.rollout.val_kwargs.temperature",
+        ACTOR + "ppo_mini_batch_size",
+        ACTOR + "clip_ratio_c",
+        ACTOR + "entropy_coeff",
+        ACTOR + "optim.lr",
+        "algorithm.gamma",
+        "algorithm.lam",
+        "trainer.test_freq",
+    ],
+)
+def test_an_empty_key_is_refused_at_once_where_verl_needs_a_value(key: str):
+    with pytest.raises(ConfigError, match=f"{key}=None: it is empty"):
+        compose(normalise(SETTINGS) | {key: None})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +158,13 @@ def test_an_unsupported_key_at_verls_default_is_accepted():
         ("critic.optim.lr", 1e-4, "only gae has a critic"),
         ("critic.enable", True, "gae has a critic"),
         ("trainer.critic_warmup", 3, "only gae has a critic"),
-        ("trainer.n_gpus_per_node", 2, "expected one of"),
+        ("trainer.n_gpus_per_node", 2, "expected 1"),
+        ("actor_rollout_ref.rollout.n", 1, "compares the rollouts of an input"),
+        ("trainer.test_freq", 1.5, "whole number"),
+        ("data.seed", "one", "whole number"),
+        (ACTOR + "optim.lr_scheduler_type", "linear", "expected one of"),
+        (ACTOR + "optim.lr", [1e-6], "expected a number"),
+        ("algorithm.adv_estimator", ["grpo"], "expected a text"),
         (ACTOR + "policy_loss.loss_mode", "bypass_mode", "rollout_correction.bypass_mode=true"),
         (ACTOR + "policy_loss.loss_mode", "dro", "dro needs one above 0"),
         (ACTOR + "policy_loss.loss_mode", "geo_mean", "must fit into one"),
@@ -275,7 +349,6 @@ def test_settings_for_vllm_are_known_where_it_would_be_launched():
     found = server_settings(normalise(CALC_X))
     rollout = "actor_rollout_ref.rollout."
     assert found == {
-        rollout + "tensor_model_parallel_size": 1,
         rollout + "name": "vllm",
         rollout + "gpu_memory_utilization": 0.6,
         rollout + "engine_kwargs.vllm.enable_auto_tool_choice": True,
@@ -287,13 +360,8 @@ def test_without_a_gpu_one_message_lists_all_that_must_change():
     with pytest.raises(ConfigError) as caught:
         compose(CALC_X, gpu=False)
     named = {part.split("=")[0] for part in str(caught.value).removeprefix("VERL config: ").split()}
-    fsdp = "actor_rollout_ref.actor.fsdp_config."
     rollout = "actor_rollout_ref.rollout."
     assert {name for name in named if "." in name} == {
-        fsdp + "param_offload",
-        fsdp + "optimizer_offload",
-        "actor_rollout_ref.ref.fsdp_config.param_offload",
-        rollout + "tensor_model_parallel_size",
         rollout + "name",
         rollout + "gpu_memory_utilization",
         rollout + "engine_kwargs.vllm.enable_auto_tool_choice",

@@ -104,9 +104,10 @@ ALLOW = OURS + "sampling.allow"
 TRAJECTORY = {OURS + "trace_aggregator.level": "trajectory"}
 EFFECTS: dict[str, bool] = {
     "data.train_batch_size": differ(requests, **key("data.train_batch_size", 5)),
-    "data.val_batch_size": differ(
-        lambda config: requests(config, "val"), **key("data.val_batch_size", 3)
+    "data.val_max_samples": differ(
+        lambda config: requests(config, "val"), **key("data.val_max_samples", 3)
     ),
+    "data.truncation": batch(GAE | {"data.truncation": "left"}).prompt_truncation == "left",
     "data.max_prompt_length": differ(batch, **key("data.max_prompt_length", 9)),
     "data.max_response_length": differ(batch, **key("data.max_response_length", 9)),
     "data.seed": differ(requests, **key("data.seed", 3)),
@@ -177,6 +178,7 @@ ELSEWHERE = {
     "trainer.critic_warmup": "test_corrections",
     OURS + "loss.per_rollout": "test_update",
     "trainer.save_freq": "every iteration is kept, whatever it says",
+    "data.val_batch_size": "test_algorithm: every validation row is scored, whatever it says",
     "trainer.n_gpus_per_node": "1 is all that may be set",
 }
 """Keys whose effect another test shows, or that ask for what is so in any case."""

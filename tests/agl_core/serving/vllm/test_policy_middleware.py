@@ -41,7 +41,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
 @pytest.fixture
 async def client(fake: FakeVllm) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(fake.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 
@@ -224,7 +224,7 @@ async def test_every_route_but_health_wants_the_token(
     (tmp_path / "token").write_text("secret\n")
     monkeypatch.setenv("AGL_TOKEN_FILE", str(tmp_path / "token"))
     transport = httpx.ASGITransport(fake.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/health")).status_code == 200
         for path in ("/policy", "/weight_info"):
             assert (await client.get(path)).status_code == 401
@@ -259,7 +259,7 @@ async def test_a_stream_passes_through_stamped(fake: FakeVllm, client: httpx.Asy
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     transport = httpx.ASGITransport(PolicyMiddleware(streamed))
-    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as other:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as other:
         answer = await chat(other, "v000000")
     assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
     assert stamp(answer) == ("v000000", "d0")
