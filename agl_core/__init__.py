@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attached = lazy_loader.attach_stub(__name__, __file__)
 if find_spec("verl") is None:  # without the extra `train`: `from agl_core import *` works
-    __all__ = [name for name in __all__ if name != "VERL"]
+    _attached[2].remove("VERL")
+__getattr__, __dir__, __all__ = _attached

@@ -93,8 +93,8 @@ def _named_rewards(
     number: Any = unboxed(reward)
     if not isinstance(number, Real):
         raise TypeError(
-            f"Reward must be a number, got: {type(reward).__name__}; a reward is a number or a dict "
-            f"of numbers, got {describe_no_number(reward)}"
+            f"Reward must be a number, got: {type(reward).__name__}; a reward is a number or a "
+            f"dict of numbers, got {describe_no_number(reward)}"
         )
     if primary_key is not None:
         raise ValueError(f"primary_key {primary_key!r} needs a dict of rewards, got a number")
