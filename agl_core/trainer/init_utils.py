@@ -107,7 +107,7 @@ def instantiate_from_spec(
         else:
             raise ConfigError(
                 f"{spec_name} dict must have a 'type' key with the class full "
-                f"name (a dict needs a 'type', its class); got {dict(spec)!r}"
+                f"name ({spec_name}: a dict needs a 'type', its class); got {dict(spec)!r}"
             )
     if isinstance(found, type) or (callable(found) and kwargs):
         return instantiate_component(found, kwargs, optional_defaults)
