@@ -187,7 +187,8 @@ async def test_an_empty_list_is_fine_and_said(store, start_runner, caplog):
         (float("inf"), "ValueError: a reward must be finite"),
         (
             [SpanCoreFields(name="a"), Span.from_attributes(attributes={})],
-            "ValueError: Invalid raw result type: the agent returned spans of different kinds: Span, SpanCoreFields",
+            "ValueError: Invalid raw result type: the agent returned spans of different kinds: "
+            "Span, SpanCoreFields",
         ),
     ],
 )
