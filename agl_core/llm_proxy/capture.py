@@ -13,6 +13,7 @@ import orjson
 
 from agl_core import sampling, semconv
 from agl_core.llm_proxy.answer_shape import count_of
+from agl_core.llm_proxy.flat_messages import flat_answer, flat_request
 from agl_core.token_check import find_impossible_id, find_impossible_logprob
 from agl_core.types.training import PolicyRef
 
@@ -62,6 +63,7 @@ def request_attributes(body: JsonObject) -> dict[str, Any]:
             semconv.REQUEST_SEED: body.get("seed"),
             semconv.SAMPLING: sampling.to_text(sampling.deviations(body)),
             semconv.INPUT_MESSAGES: orjson.dumps(body.get("messages")).decode(),
+            **flat_request(body),
         }
     )
 
@@ -89,6 +91,7 @@ def response_attributes(answer: JsonObject, headers: Mapping[str, str]) -> dict[
         semconv.INPUT_TOKENS: count_of(usage, "prompt_tokens"),
         semconv.OUTPUT_TOKENS: count_of(usage, "completion_tokens"),
         semconv.OUTPUT_MESSAGES: orjson.dumps(messages).decode(),
+        **flat_answer(answer),
         semconv.PROMPT_TOKEN_IDS: _token_ids(answer.get("prompt_token_ids")),
         semconv.POLICY_VERSION: _header(headers, POLICY_VERSION_HEADER),
         semconv.WEIGHTS_DIGEST: _header(headers, WEIGHTS_DIGEST_HEADER),
