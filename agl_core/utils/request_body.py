@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 MAX_CONTAINERS: Final = 600_000
 """JSON objects and lists in one body; 10,000 spans have 100,000."""
-MAX_VALUES: Final = 8_000_000
-"""Commas in a JSON body, so about its values; 10,000 spans of 600 token ids have 6 million."""
-MAX_KEYS: Final = 1_500_000
+MAX_VALUES: Final = 5_000_000
+"""Commas in a JSON body, so about its values; 10,000 spans of 400 token ids have 4 million."""
+MAX_KEYS: Final = 700_000
 """Colons in a JSON body, those in texts included; 10,000 spans have 300,000."""
 REQUEST_SECONDS: Final = 60.0
 """How long a client may take to send a body."""
