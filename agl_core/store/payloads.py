@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, RootModel
+from pydantic import BaseModel, ConfigDict, FailFast, Field, RootModel
 
 from agl_core.types.core import EnqueueRolloutRequest, RolloutConfig, RolloutMode
 from agl_core.types.outcome import FailureKind
@@ -10,8 +10,11 @@ from agl_core.types.resources import NamedResources
 from agl_core.types.tracer import Span
 
 T = TypeVar("T")
-Many = Annotated[list[T], FailFast()]
-"""A list of which the first wrong item is told: millions of errors would take minutes and GBs."""
+Many = Annotated[list[T], FailFast(), Field(max_length=20_000)]
+"""A list of which the first wrong item is told: millions of errors would take minutes and GBs.
+
+Its length is limited (20,000): all items are checked in one go, while nothing else is answered.
+"""
 
 
 class Arguments(BaseModel):
