@@ -10,7 +10,7 @@ from agl_core.types.resources import NamedResources
 from agl_core.types.tracer import Span
 
 T = TypeVar("T")
-Many = Annotated[list[T], FailFast(), Field(max_length=20_000)]
+Many = Annotated[list[T], FailFast(), Field(max_length=50_000)]
 """A list of which the first wrong item is told: millions of errors would take minutes and GBs.
 
 Its length is limited (20,000): all items are checked in one go, while nothing else is answered.
