@@ -267,7 +267,7 @@ def _schedule(spec: Json, options: Options) -> Schedule:
         cron, timezone = options.schedule, options.timezone
     try:
         ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+    except (ZoneInfoNotFoundError, TypeError, ValueError, OSError) as error:
         raise ConfigError(
             f"schedule {spec['slug']}: there is no time zone {timezone!r}; give a name such as "
             "Europe/Berlin or UTC"

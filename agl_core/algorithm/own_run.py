@@ -48,6 +48,12 @@ def _config(algorithm: "IterativeAlgorithm[Any]", *, has_val: bool) -> RunConfig
     settings = algorithm.run_settings
     if isinstance(settings, RunConfig):
         _refuse_another(settings, algorithm)
+        if has_val != (settings.val_data is not None):
+            given = "rows" if has_val else "no rows"
+            raise ConfigError(
+                f"val_data of the run's configuration is {settings.val_data}, and val_dataset has "
+                f"{given}: give both or neither"
+            )
         return settings
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = type(algorithm).__name__.lower()
@@ -62,7 +68,13 @@ def _config(algorithm: "IterativeAlgorithm[Any]", *, has_val: bool) -> RunConfig
         **({} if algorithm.seed is None else {"seed": algorithm.seed}),
         **{name: value for name, value in settings.items() if value is not None},
     }
-    return check_settings(RunConfig, values)
+    config = check_settings(RunConfig, values)
+    if algorithm.seed is not None and config.seed != algorithm.seed:  # run_settings set afterwards
+        raise ConfigError(
+            f"seed of the run's settings is {config.seed}, and the algorithm was made with "
+            f"{algorithm.seed}: give both the same"
+        )
+    return config
 
 
 def _refuse_another(settings: RunConfig, algorithm: "IterativeAlgorithm[Any]") -> None:

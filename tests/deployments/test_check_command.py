@@ -14,7 +14,7 @@ from agl_core.errors import LedgerError
 from agl_core.ledger.run import open_run
 from agl_core.serving.launch import ModelServer
 from deployments.cli import app
-from tests.conftest import small_run
+from tests.conftest import CALCULATOR, small_run
 from tests.e2e.deployed import Api
 
 
@@ -60,6 +60,25 @@ def test_a_run_that_can_start_passes_every_check_and_is_not_begun(
     assert run.record().datasets == {}
     with pytest.raises(LedgerError):
         run.iteration(0).finished("propose")
+
+
+def test_it_takes_what_a_run_is_started_with(engine: ModelServer, tmp_path: Path):
+    file = str(write(tmp_path, engine.url))
+    batch = "data.train_batch_size=3"
+    model = str(CALCULATOR / "policy")
+    done = check(file, batch, "--run-id", "other", "--model", model, "--no-canary")
+    assert done.exit_code == 0, done.stdout
+    started = f"agl run {file} {batch} --run-id other --model {model}"
+    assert f"Run other can start: {started}" in done.stdout
+    for given, failing, message in [
+        (["actor_rollout_ref.rollout.n=1"], "settings of the algorithm are honoured", "n=1: grpo"),
+        (["--model", "no/folder"], "model is there and fits the data", "folder no/folder does not"),
+        (["data.train_batch_size=1000000"], "model is there and fits the data", "above the"),
+    ]:
+        done = check(file, *given, "--no-canary")
+        found = rows(done)
+        assert (done.exit_code, list(found)[-1]) == (2, failing)
+        assert message in found[failing]
 
 
 def test_what_is_cheap_is_checked_before_the_server_and_the_pool(

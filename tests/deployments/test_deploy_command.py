@@ -260,6 +260,8 @@ def mistaken(api: Api, folder: Path) -> Path:
         (["--type", "docker", "--pool", "one"], "work pool one is of type process, not docker: "),
         (["run.yaml", "--pool-limit", "1"], "its shards wait for ever; raise it, or give shards "),
         (["run.yaml", "--schedule", "daily"], "--schedule 'daily' is no cron expression: use five"),
+        (["run.yaml", "--schedule", "0 1 * * *", "--timezone", "Mars/Olympus"],
+         "schedule nightly: there is no time zone 'Mars/Olympus'; give a name such as Europe/"),
         (["missing.yaml"], "configuration missing.yaml does not exist"),
         (["--ledger", "s3://bucket/x"], "name at least one"),
         (["unimportable.yaml"], "cannot import 'nothing'"),

@@ -72,7 +72,7 @@ def compose(overrides: Overrides, *, gpu: bool | None = None) -> DictConfig:
         for key, value in flat.items():
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         _settle(config, flat)
-        _raise(list(limits.problems(config, flat, gpu=gpu)))
+        _raise(list(limits.problems(config, flat)))
     except OmegaConfBaseException as error:
         raise ConfigError(f"VERL config: {str(error).splitlines()[0]}") from error
     settings.batch_settings(config, min_group_size=1)

@@ -1,9 +1,11 @@
-"""What becomes of each key of VERL's configuration that a user sets away from VERL's default.
+"""What becomes of each key of VERL's configuration that a user writes, also at VERL's default.
 
 Every key has one verdict, found by the longest matching prefix in `RULES`: it is honoured, honoured
 on a GPU only, forwarded to the launch of vLLM, or refused with the reason. Nothing that a user sets
 is ignored. Keys under a switch that is off (`kl_loss_coef` without `use_kl_loss`) are accepted, as
-VERL does. `limits` says which values of an honoured key work, and which keys need each other.
+VERL does. `refusal` judges a key, and `asks_for_nothing` the values that a refused one may still
+have, since they say what is so in any case. `limits` says which values of an honoured key work, and
+which keys need each other.
 """
 
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ class Fate(StrEnum):
 
     HONOURED = "honoured"
     SPEED = "speed"
-    """Changes speed and memory only: honoured where there is a GPU, without effect elsewhere."""
+    """Changes nothing that is learned: speed and memory on a GPU, or nothing at all here."""
     GPU = "gpu"
     """Honoured where there is a GPU; refused elsewhere."""
     SERVER = "server"
@@ -54,6 +56,7 @@ _ONE_RANK = _refused("one rank learns; nothing is split over several")
 _TEXT = _refused("policies are language models over text")
 _PROFILER = _refused("VERL's profiler is not run")
 _BATCH_SIZE = _refused("use the key of the same name that ends in _per_gpu")
+_INERT = Verdict(Fate.SPEED, "read by what is off or refused here, so without effect")
 _DYNAMIC = _refused("a forward pass has a fixed number of rows; set the micro-batch size")
 _PADDING = _refused("rows are padded to the longest of their forward pass, as they come")
 _CHECKPOINT = _refused("the ledger keeps model, optimizer and RNG after every update")
@@ -135,14 +138,14 @@ def _model(section: str) -> dict[str, Verdict]:
 RULES: dict[str, Verdict] = {
     "model_engine": _refused("only VERL's FSDP engine ('dp') is supported"),
     "actor_rollout_ref.hybrid_engine": _refused("the policy is served by a process of its own"),
-    "actor_rollout_ref.nccl_timeout": _ONE_RANK,
+    "actor_rollout_ref.nccl_timeout": _INERT,
     # the policy
     ACTOR: _HONOURED,
     ACTOR + "_target_": _refused("VERL's own class is used"),
     ACTOR + "rollout_n": _refused("set actor_rollout_ref.rollout.n"),
     ACTOR + "ppo_micro_batch_size": _BATCH_SIZE,
     ACTOR + "use_dynamic_bsz": _DYNAMIC,
-    ACTOR + "ppo_max_token_len_per_gpu": _DYNAMIC,
+    ACTOR + "ppo_max_token_len_per_gpu": _INERT,
     ACTOR + "freeze_vision_tower": _TEXT,
     ACTOR + "policy_loss._target_": _refused("VERL's own class is used"),
     ACTOR + "calculate_sum_pi_squared": _refused("no supported estimator reads it"),
@@ -163,11 +166,12 @@ RULES: dict[str, Verdict] = {
     REFERENCE + "log_prob_micro_batch_size_per_gpu": _HONOURED,
     REFERENCE + "log_prob_micro_batch_size": _BATCH_SIZE,
     REFERENCE + "log_prob_use_dynamic_bsz": _DYNAMIC,
-    REFERENCE + "log_prob_max_token_len_per_gpu": _DYNAMIC,
+    REFERENCE + "log_prob_max_token_len_per_gpu": _INERT,
     REFERENCE + "ulysses_sequence_parallel_size": _ONE_RANK,
     REFERENCE + "pad_to_length": _PADDING,
     REFERENCE + "profiler.": _PROFILER,
     REFERENCE + "use_torch_compile": _SPEED,
+    REFERENCE + "entropy_": _INERT,  # nobody reads the reference's entropy
     **_engine(REFERENCE + "fsdp_config."),
     # values of tokens, for GAE
     CRITIC: _HONOURED,
@@ -176,8 +180,8 @@ RULES: dict[str, Verdict] = {
     CRITIC + "ppo_micro_batch_size": _BATCH_SIZE,
     CRITIC + "forward_micro_batch_size": _BATCH_SIZE,
     CRITIC + "use_dynamic_bsz": _DYNAMIC,
-    CRITIC + "ppo_max_token_len_per_gpu": _DYNAMIC,
-    CRITIC + "forward_max_token_len_per_gpu": _DYNAMIC,
+    CRITIC + "ppo_max_token_len_per_gpu": _INERT,
+    CRITIC + "forward_max_token_len_per_gpu": _INERT,
     CRITIC + "ulysses_sequence_parallel_size": _ONE_RANK,
     CRITIC + "checkpoint.": _CHECKPOINT,
     CRITIC + "profiler.": _PROFILER,
@@ -194,7 +198,7 @@ RULES: dict[str, Verdict] = {
     ROLLOUT + "log_prob_micro_batch_size": _BATCH_SIZE,
     ROLLOUT + "log_prob_micro_batch_size_per_gpu": _HONOURED,  # null is the actor's
     ROLLOUT + "log_prob_use_dynamic_bsz": _DYNAMIC,
-    ROLLOUT + "log_prob_max_token_len_per_gpu": _DYNAMIC,
+    ROLLOUT + "log_prob_max_token_len_per_gpu": _INERT,
     ROLLOUT + "logprobs_mode": _refused(
         "log-probs are compared at the sampling temperature: 'processed_logprobs' only"
     ),
@@ -259,6 +263,7 @@ RULES: dict[str, Verdict] = {
     "trainer.test_freq": _HONOURED,  # not set: every iteration is validated
     "trainer.save_freq": _HONOURED,  # every iteration is kept, so every save_freq-th is
     "trainer.critic_warmup": _HONOURED,
+    "trainer.balance_batch": _INERT,  # deals rows to ranks
     "trainer.nnodes": _ONE_RANK,
     "trainer.n_gpus_per_node": _HONOURED,  # 1; see `limits`
     "trainer.device": _refused("a GPU is used where there is one"),
@@ -316,6 +321,15 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     ROLLOUT + "tensor_model_parallel_size": (1,),
     ROLLOUT + "pipeline_model_parallel_size": (1,),
     ROLLOUT + "data_parallel_size": (1,),
+    REFERENCE + "strategy": ("fsdp", "fsdp2"),
+    **{
+        section + "fsdp_size": (1, -1)
+        for section in (
+            ACTOR + "fsdp_config.",
+            REFERENCE + "fsdp_config.",
+            CRITIC + "fsdp.",
+        )
+    },
     **{
         section + "override_config.attn_implementation": ("sdpa",)
         for section in (MODEL, CRITIC + "model.")
@@ -344,7 +358,8 @@ def verdict(key: str) -> Verdict:
 
 
 def refusal(key: str, *, gpu: bool) -> str | None:
-    """Say why a key may not be set on a machine with, or without, a GPU.
+    """Say why a key may not be set on a machine with, or without, a GPU, whatever its value; see
+    `asks_for_nothing` for the values that are taken even so.
 
     Returns:
         One sentence without the key, or None where it may be.
@@ -356,7 +371,11 @@ def refusal(key: str, *, gpu: bool) -> str | None:
 
 
 def asks_for_nothing(key: str, value: Any, *, is_default: bool, gpu: bool) -> bool:
-    """Say whether a refused key's value says what is so in any case.
+    """Say whether the value of a key that `refusal` refuses says what is so in any case.
+
+    So it is for a value in `HARMLESS`, and for VERL's default written out where VERL's default is
+    what happens here too: a feature that is off, or one rank. It is not for keys in `DIFFERENT` and
+    those of vLLM's launch, whose defaults ask for something.
 
     Args:
         key: Its dotted name.
@@ -364,7 +383,7 @@ def asks_for_nothing(key: str, value: Any, *, is_default: bool, gpu: bool) -> bo
         is_default: Whether VERL's default is the same.
         gpu: Whether there is a GPU.
     """
-    if value in HARMLESS.get(key, ()):
+    if value in HARMLESS.get(key, ()) or (key == "trainer.device" and value == "cpu" and not gpu):
         return True
     if not is_default or key in DIFFERENT or verdict(key).fate is Fate.SERVER:
         return False

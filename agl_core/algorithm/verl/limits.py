@@ -82,13 +82,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 CHOICES[CRITIC + "loss_agg_mode"] = CHOICES[ACTOR + "loss_agg_mode"]
 
 
-def problems(config: DictConfig, flat: Mapping[str, Any], *, gpu: bool) -> Iterator[str]:
+def problems(config: DictConfig, flat: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with values, each as `key=value: reason`.
 
     Args:
         config: Composed configuration.
         flat: The user's settings.
-        gpu: Whether there is a GPU here.
     """
     yield from _numbers(config)
     yield from _bounds(config)

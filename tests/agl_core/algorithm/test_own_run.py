@@ -1,11 +1,13 @@
 """What an algorithm is run with: settings, datasets, adapter."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agl_core.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agl_core.algorithm import VERL
+from agl_core.algorithm.own_run import prepare
 from agl_core.config import RolloutSettings
 from agl_core.errors import ConfigError
 from agl_core.ledger.run import open_run
@@ -67,6 +69,51 @@ async def test_a_row_that_cannot_be_kept_is_named(tmp_path):
     with pytest.raises(ConfigError, match="row 1 of train_dataset cannot be kept as JSON"):
         await algorithm.run([{"a": 1}, {"a": b"\xff"}])
     assert not open_run(str(tmp_path / "ledger"), "r").exists(), "nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "seed"),
+    [
+        ({}, {}, 1),
+        ({}, {"seed": 5}, 5),
+        ({"data.seed": 0}, {}, 0),
+        ({"data.seed": 3}, {"seed": 3}, 3),
+    ],
+)
+def test_the_seed_that_is_recorded_is_the_one_that_is_used(
+    keys: dict[str, int], given: dict[str, int], seed: int, tmp_path: Path
+):
+    ledger = str(tmp_path / "ledger")
+    algorithm = VERL(VERL_CONFIG | keys, run={"ledger": ledger, "run_id": "r", **given})
+    algorithm.set_store(InMemoryLightningStore())
+    started = prepare(algorithm, [{}], None)
+    assert open_run(ledger, "r").record().config.seed == seed
+    assert started.start_state.seed == algorithm.seed == seed
+
+
+def test_a_seed_that_is_set_after_the_algorithm_was_made_is_refused(tmp_path: Path):
+    algorithm = over_a_store()
+    algorithm.run_settings = {"ledger": str(tmp_path / "ledger"), "run_id": "r", "seed": 5}
+    with pytest.raises(ConfigError, match=r"settings is 5, and the algorithm was made with 1"):
+        prepare(algorithm, [{}], None)
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_configuration_of_another_algorithm_or_data_is_refused(tmp_path: Path):
+    file = read_config(CALCULATOR / "run.yaml", {"ledger": str(tmp_path / "ledger")})
+    keys = file.algorithm.config
+    later = VERL(keys)
+    later.run_settings = file.model_copy(update={"seed": 9})
+    for algorithm, said in [
+        (VERL(VERL_CONFIG, run=file), "algorithm of the run's configuration is"),
+        (VERL(keys, 3, run=file), "min_group_size of the run's configuration is"),
+        (later, "seed of the run's configuration is 9, and the algorithm was made with 1"),
+        (VERL(keys, file.min_group_size, run=file), "val_dataset has no rows: give both"),
+    ]:
+        algorithm.set_store(InMemoryLightningStore())
+        with pytest.raises(ConfigError, match=said):
+            prepare(algorithm, [{}], None)
+    assert not (tmp_path / "ledger").exists()
 
 
 async def test_an_adapter_whose_settings_would_be_ignored_is_refused():

@@ -119,7 +119,16 @@ def test_the_truncation_that_a_user_writes_counts_also_as_verls_default():
         ("actor_rollout_ref.model.enable_gradient_checkpointing", False),
         ("actor_rollout_ref.model.use_remove_padding", False),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size", 1),
+        ("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu", 4096),
+        ("actor_rollout_ref.ref.strategy", "fsdp2"),
+        ("actor_rollout_ref.ref.entropy_checkpointing", True),
+        ("actor_rollout_ref.nccl_timeout", 14400),
+        (ACTOR + "ppo_max_token_len_per_gpu", 3000),
+        (ACTOR + "fsdp_config.fsdp_size", 1),
+        ("trainer.balance_batch", False),
+        ("trainer.device", "cpu"),
         ("trainer.logger", ["console"]),
+        ("trainer.n_gpus_per_node", 1),
     ],
 )
 def test_a_setting_that_changes_nothing_on_a_cpu_is_accepted(key: str, value: object):
