@@ -32,6 +32,7 @@ _CONSTRAINTS = (
     "logit_bias",
     "logits_processors",
     "min_tokens",
+    "parallel_tool_calls",
     "repetition_detection",
     "response_format",
     "stop",
@@ -47,7 +48,7 @@ _CONSTRAINTS = (
     "guided_regex",
 )
 """Other fields of OpenAI and vLLM that change which tokens can follow, or where a response ends."""
-CHANGING = (*(name for name in NEUTRAL if name != TEMPERATURE), *_CONSTRAINTS)
+CHANGING = ("tools", *(name for name in NEUTRAL if name != TEMPERATURE), *_CONSTRAINTS)
 """Fields that change the distribution; the temperature is compared by itself."""
 ENDINGS = ("ignore_eos", "stop", "stop_token_ids")
 """Those of `CHANGING` that only decide where a response ends: the log-probs of its tokens are the
@@ -66,7 +67,7 @@ _WITHOUT_EFFECT = frozenset(
         *("prompt_logprobs", "logprob_token_ids", "return_token_ids", "return_token_offsets"),
         *("return_tokens_as_token_ids", "return_prompt_text", "include_reasoning"),
         *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
-        *("parallel_tool_calls", "length_penalty"),
+        "length_penalty",
         # book-keeping
         *("user", "metadata", "store", "service_tier", "safety_identifier", "priority"),
         *("request_id", "session_id", "cache_salt", "prompt_cache_key", "prompt_cache_retention"),
@@ -74,6 +75,7 @@ _WITHOUT_EFFECT = frozenset(
 )
 _ALSO_NEUTRAL: Mapping[str, Collection[Any]] = {
     "top_k": (0,),
+    "parallel_tool_calls": (True, False),  # without tools it says nothing
     "tool_choice": ("auto", "none"),
     "response_format": ({"type": "text"},),
 }
@@ -89,13 +91,50 @@ def deviations(body: Mapping[str, Any]) -> JsonObject:
     """Return the fields by which a request is sampled from another distribution than the policy's
     at its temperature.
 
-    A field that is not known counts as one of them.
+    A field that is not known counts as one of them. So do `parallel_tool_calls: false` beside tools
+    and a tool that is `strict`: vLLM binds such answers to a grammar.
     """
-    return {
+    found = {
         name: value
         for name, value in body.items()
         if name not in _WITHOUT_EFFECT and name != TEMPERATURE and not _is_neutral(name, value)
     }
+    if body.get("tools") and body.get("parallel_tool_calls") is False:
+        found["parallel_tool_calls"] = False
+    if strict := _strict_tools(body.get("tools")):
+        found["tools"] = strict
+    return found
+
+
+def without_strict_tools(body: JsonObject) -> JsonObject:
+    """Return a request whose tools are not `strict`, so that the policy samples freely.
+
+    A policy that cannot make a wrong call does not learn to make right ones, and a grammar's
+    log-probs are not its own.
+    """
+    tools = body.get("tools")
+    if not _strict_tools(tools):
+        return body
+    assert isinstance(tools, list)
+    return {**body, "tools": [_without_strict(tool) for tool in tools]}
+
+
+def _without_strict(tool: Any) -> Any:
+    if not _is_strict(tool):
+        return tool
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
+
+
+def _strict_tools(tools: Any) -> list[str]:
+    """Return the names of the tools that ask for a grammar."""
+    found = tools if isinstance(tools, list) else []
+    return [str(tool["function"].get("name")) for tool in found if _is_strict(tool)]
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and bool(function.get("strict"))
 
 
 def _is_neutral(name: str, value: Any) -> bool:

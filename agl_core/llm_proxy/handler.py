@@ -24,7 +24,7 @@ from agl_core.llm_proxy.relay import StreamedResponse
 from agl_core.llm_proxy.sampling import fill_in, find_unsupported
 from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream
-from agl_core.sampling import state_fields
+from agl_core.sampling import state_fields, without_strict_tools
 from agl_core.tracer.base import ModelCall
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class CallHandler:
         check_is_text(asked)
         reason = find_unsupported(asked)
         if reason is None:
-            asked = state_fields(asked)
+            asked = without_strict_tools(state_fields(asked))
             asked = dialect.add_recording(asked, capture.call_seed(rollout_seed, record.call.index))
         record.ask(dialect.request_attributes(asked))
         if reason is not None:

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from agl_core.sampling import CHANGING, NEUTRAL, deviations, is_sampled_by, state_fields, to_text
+from agl_core.sampling import (
+    CHANGING,
+    NEUTRAL,
+    deviations,
+    is_sampled_by,
+    state_fields,
+    to_text,
+    without_strict_tools,
+)
 
 
 def test_a_request_states_every_field_that_a_server_may_have_a_default_for():
@@ -45,6 +53,26 @@ def test_neutral_values_and_other_fields_are_no_deviation():
 )
 def test_what_changes_the_distribution_is_a_deviation(name: str, value: Any):
     assert deviations({**NEUTRAL, name: value}) == {name: value}
+
+
+STRICT: Any = {"type": "function", "function": {"name": "add", "strict": True}}
+PLAIN: Any = {"type": "function", "function": {"name": "add"}}
+
+
+def test_tools_that_bind_the_answer_to_a_grammar_are_a_deviation():
+    assert deviations({"tools": [STRICT, PLAIN]}) == {"tools": ["add"]}
+    assert deviations({"tools": [PLAIN], "parallel_tool_calls": False}) == {
+        "parallel_tool_calls": False
+    }
+    assert deviations({"tools": [PLAIN], "parallel_tool_calls": True, "tool_choice": "auto"}) == {}
+    assert deviations({"parallel_tool_calls": False}) == {}
+
+
+def test_strict_tools_are_asked_for_without_it_and_others_as_they_are():
+    body = {"tools": [STRICT, PLAIN, {"type": "custom"}], "model": "m"}
+    assert without_strict_tools(body) == {"tools": [PLAIN, PLAIN, {"type": "custom"}], "model": "m"}
+    assert STRICT["function"]["strict"], "the agent's request is left as it is"
+    assert without_strict_tools({"tools": "odd"}) == {"tools": "odd"}
 
 
 def test_a_call_is_as_expected_if_all_but_the_allowed_fields_agree():

@@ -22,6 +22,7 @@ _SET_HERE = (
     "--logprobs-mode",
     "--generation-config",
     "--override-generation-config",
+    "--tool-strict-level",
     "--middleware",
     "--worker-extension-cls",
     "--api-key",
