@@ -21,6 +21,9 @@ class LightningEnvVar(StrEnum):
 
     AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
     """Whether every emitted span is logged."""
+    AGL_FLAT_MESSAGES = "AGL_FLAT_MESSAGES"
+    """Whether spans of model calls also have `gen_ai.prompt.N.*`, `gen_ai.completion.N.*` and
+    `prompt_token_ids`, which Agent Lightning's adapters read; false unless set."""
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
     """Whether the trainer wraps the store for its execution strategy; true unless set."""
     AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"

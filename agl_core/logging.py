@@ -27,6 +27,7 @@ def setup(
     formatter: logging.Formatter | None = None,
     apply_to: Sequence[str] = (),
     files: str | Path | Mapping[str, str | Path] | None = None,
+    disable_existing_loggers: bool = False,
 ) -> logging.Logger:
     """Let the package log, and return its logger; a second call replaces what the first one set up.
 
@@ -41,6 +42,8 @@ def setup(
         formatter: Instead of `DEFAULT_FORMAT`; not for `extra_handlers`.
         apply_to: Other loggers to set up alike.
         files: A file for all of these loggers, or one for each logger named; appended to.
+        disable_existing_loggers: Whether loggers that exist already and are not set up here, nor
+            below one that is, write nothing from now on.
     """
     names = [PACKAGE, *apply_to]
     if capture_warnings:
@@ -62,6 +65,8 @@ def setup(
         )
     for name, other in (submodule_levels or {}).items():
         logging.getLogger(name).setLevel(other)
+    if disable_existing_loggers:
+        _disable_others([*names, *by_logger, *(submodule_levels or {})])
     return logging.getLogger(PACKAGE)
 
 
@@ -75,6 +80,7 @@ def setup_module(
     extra_handlers: Sequence[logging.Handler] = (),
     formatter: logging.Formatter | None = None,
     file: str | Path | None = None,
+    disable_existing_loggers: bool = False,
 ) -> logging.Logger:
     """Set one logger up and return it; a second call replaces what the first one set up.
 
@@ -87,6 +93,8 @@ def setup_module(
         extra_handlers: Further handlers, as they are.
         formatter: Instead of `DEFAULT_FORMAT`; not for `extra_handlers`.
         file: Where lines are appended.
+        disable_existing_loggers: Whether loggers that are there already write nothing from now on,
+            but for this one and those below it.
     """
     formatter = formatter or logging.Formatter(DEFAULT_FORMAT, DATE_FORMAT)
     handlers: list[logging.Handler] = []
@@ -106,7 +114,17 @@ def setup_module(
         setattr(handler, _OURS, True)
     for handler in [*handlers, *extra_handlers]:
         logger.addHandler(handler)
+    if disable_existing_loggers:
+        _disable_others([name])
     return logger
+
+
+def _disable_others(names: Sequence[str]) -> None:
+    """Disable the loggers that are neither named nor below a named one."""
+    for other, logger in list(logging.root.manager.loggerDict.items()):
+        is_kept = any(other == name or other.startswith(f"{name}.") for name in names)
+        if isinstance(logger, logging.Logger) and not is_kept:
+            logger.disabled = True
 
 
 _OURS = "_set_up_by_agl_core"

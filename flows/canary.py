@@ -7,6 +7,7 @@ again.
 
 import asyncio
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow.compute as pc
 
@@ -18,6 +19,7 @@ from agl_core.preflight import Checks
 from agl_core.prepared import PreparedRun
 from agl_core.runner.shard import ShardRef
 from agl_core.serving.attached import check_attached
+from agl_core.trajectory.vocabulary import find_vocabulary_size
 from agl_core.types.outcome import FailureKind
 from agl_core.types.training import Proposal, RolloutRequest
 from flows.shard_runs import run_shard
@@ -87,7 +89,8 @@ class _Canary:
             rollout_set=CANARY_SET,
             seed=self._run.config.seed,
         )
-        self._rollouts.write_requests(table, proposal.policy, proposal.sampling_parameters)
+        size = find_vocabulary_size(Path(self._run.algorithm.model_path).expanduser())
+        self._rollouts.write_requests(table, proposal.policy, proposal.sampling_parameters, size)
 
     async def _try(self, index: int) -> tuple[FailureKind | None, str]:
         """Return how one rollout ended and its message; None where its shard left no outcome."""

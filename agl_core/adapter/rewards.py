@@ -4,6 +4,8 @@ The last reward in the list of spans is the attempt's final reward (`agl_core.em
 one rule) and belongs to the last call, so that a trainer that reads the last triplet and
 `find_final_reward` agree. Every other reward belongs to the call that it is linked to, else to the
 call that it follows. Several may belong to one call; none is moved to another because of that.
+Under `first_sibling` the last reward too stays with the call that it follows; one that follows none
+(a returned reward) belongs to the last call.
 """
 
 import math
@@ -25,7 +27,7 @@ class RewardMatchPolicy(StrEnum):
     FIRST_OCCURRENCE = "first_occurrence"
     """Any call."""
     FIRST_SIBLING = "first_sibling"
-    """Calls with the same parent as the reward."""
+    """Calls with the same parent as the reward; the last reward too, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def match_by_time(
         group = ended.get(parents.get(span.span_id) if siblings_only else None)
         return group.last_before(span, position) if group else None
 
-    return _match(spans, calls, lost_calls, follow)
+    return _match(spans, calls, lost_calls, follow, always_last=not siblings_only)
 
 
 def match_by_sequence(
@@ -146,6 +148,8 @@ def _match(
     calls: Sequence[CallPlace],
     lost_calls: Sequence[CallPlace],
     follow: Callable[[Span, int], int | None],
+    *,
+    always_last: bool = True,
 ) -> RewardMatch:
     all_calls = [*calls, *lost_calls]
     links = _LinkIndex(all_calls)
@@ -161,7 +165,7 @@ def _match(
             index = follow(span, position)
         if index is not None:
             reward = replace(reward, about=all_calls[index].span.span_id)
-        if number == len(emitted) and calls:
+        if number == len(emitted) and calls and (always_last or index is None):
             index = len(calls) - 1
         if index is None or index >= len(calls):
             unmatched.append(reward)

@@ -36,7 +36,7 @@ class TraceTree:
             ValueError: There are no spans.
         """
         if not spans:
-            raise ValueError("no spans, so no tree")
+            raise ValueError("No spans provided to create TraceTree.")
         nodes: dict[str, TraceTree] = {}
         for span in spans:
             nodes.setdefault(span.span_id, cls(span.span_id, span))

@@ -84,7 +84,10 @@ class Algorithm:
             ValueError: None is set.
         """
         if self._store is None:
-            raise ValueError("no store is set: run the algorithm by a Trainer, or call set_store")
+            raise ValueError(
+                "Store has not been set for this algorithm: no store is set; run "
+                "the algorithm by a Trainer, or call set_store"
+            )
         return self._store
 
     def set_initial_resources(self, resources: NamedResources) -> None:
@@ -110,16 +113,26 @@ class Algorithm:
             train_dataset: Inputs to learn from.
             val_dataset: Inputs to score with.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not implement run()")
+        raise NotImplementedError(
+            f"Subclasses must implement run(): {type(self).__name__} does not implement run()"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call `run`."""
         return self.run(*args, **kwargs)
 
 
+_SAID = {"trainer": "Trainer", "llm_proxy": "LLM proxy", "adapter": "Adapter"}
+
+
 def _alive(reference: "weakref.ref[Any] | None", what: str) -> Any:
     found = None if reference is None else reference()
     if found is None:
         gone = "is not set" if reference is None else "is gone; keep a reference to it"
-        raise ValueError(f"the algorithm's {what} {gone}")
+        said = (
+            "has not been set for this algorithm"
+            if reference is None
+            else "reference is no longer valid (object has been garbage collected)"
+        )
+        raise ValueError(f"{_SAID[what]} {said}: the algorithm's {what} {gone}")
     return found

@@ -66,7 +66,8 @@ class FunctionalAlgorithm(Algorithm):
         for name, dataset in given.items():
             if dataset is not None and name not in self._takes:
                 raise TypeError(
-                    f"{name} is provided but not supported by {_name(self._function)}: give it a "
+                    f"{name} is provided but not supported by the algorithm function: "
+                    f"{_name(self._function)} takes none; give it a "
                     f"parameter of that name"
                 )
         parts = {name: getattr(self, f"get_{name}") for name in _PARTS}

@@ -71,6 +71,7 @@ class StoreRollouts:
         self._requests = {row["index"]: row for row in table.to_pylist()}
         self._run = run
         self._rollouts = rollouts
+        self._vocabulary_size = rollouts.read_resources().vocabulary_size
         self._store = store
         self._llm_proxy = llm_proxy
         self._tally = FailureTally(run.config.failures, rollouts.name, len(table))
@@ -162,7 +163,9 @@ class StoreRollouts:
         if attempt is not None:
             spans += await self._store.query_spans(rollout.rollout_id, attempt.attempt_id)
         tried = self._tried(index, number, rollout)
-        judged = judge_stored(tried, rollout, attempt, spans, self._run.config.failures)
+        judged = judge_stored(
+            tried, rollout, attempt, spans, self._run.config.failures, self._vocabulary_size
+        )
         self._attempts[index].append(judged)
         outcome = judged.outcome
         delay = self._delay(outcome)

@@ -24,6 +24,7 @@ def judge_stored(
     attempt: Attempt | None,
     spans: list[Span],
     failures: FailureSettings | None = None,
+    vocabulary_size: int | None = None,
 ) -> JudgedAttempt:
     """Return the outcome of a store's rollout that has ended, and its spans.
 
@@ -33,6 +34,7 @@ def judge_stored(
         attempt: Its last one; None where nobody took it.
         spans: All of that attempt.
         failures: The run's; None for the defaults.
+        vocabulary_size: Of the policy, where it is known.
     """
     started = attempt.start_time if attempt is not None else rollout.start_time
     ended = rollout.end_time if rollout.end_time is not None else started
@@ -43,6 +45,7 @@ def judge_stored(
         started,
         max(0.0, ended - started),
         failures,
+        vocabulary_size,
     )
 
 

@@ -67,7 +67,8 @@ def with_llm_proxy(
             proxy = self.get_llm_proxy()
             if proxy is None and required:
                 raise ValueError(
-                    f"{type(self).__name__} needs an LLMProxy: give the Trainer one (llm_proxy=)"
+                    f"LLM proxy is required but not configured: {type(self).__name__} needs an "
+                    "LLMProxy: give the Trainer one (llm_proxy=)"
                 )
             is_ours = proxy is not None and auto_start and not proxy.is_running()
             if proxy is None or not is_ours:

@@ -5,6 +5,8 @@ from typing import Any
 
 from agl_core import semconv
 from agl_core.emitter.emit import emit
+from agl_core.emitter.operation import OperationContext as OperationContext  # Agent Lightning has
+from agl_core.emitter.operation import operation as operation  # both here
 from agl_core.types.tracer import SpanCoreFields
 
 
@@ -13,7 +15,8 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Sp
 
     Args:
         annotation: Names to primitives, or to further mappings and lists, which are flattened:
-            `{"a": {"b": [1, 2]}}` becomes `a.b.0` and `a.b.1`.
+            `{"a": {"b": [1, "x"]}}` becomes `a.b.0` and `a.b.1`; a list of one type of primitives
+            stays one attribute.
         propagate: Whether the active tracer records it; else it is only returned.
 
     Raises:

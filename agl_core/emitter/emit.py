@@ -56,7 +56,8 @@ def tracer_for(propagate: bool) -> Tracer:
     tracer = get_active_tracer()
     if tracer is None:
         raise RuntimeError(
-            "no active tracer: annotations, rewards and the like are emitted by an agent while it "
+            "No active tracer found. Cannot emit: no active tracer: annotations, rewards and "
+            "the like are emitted by an agent while it "
             "runs; a thread that the agent starts needs its context: "
             "pool.submit(contextvars.copy_context().run, function, argument), or "
             "asyncio.to_thread; propagate=False only builds the span"

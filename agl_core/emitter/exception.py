@@ -25,7 +25,7 @@ def emit_exception(
         ValueError: An attribute's name is not a string, or its value is not a primitive.
     """
     if not isinstance(exception, BaseException):
-        raise TypeError(f"expected an exception, got {type(exception).__name__}")
+        raise TypeError(f"Expected a BaseException instance, got: {type(exception).__name__}")
     return emit(
         semconv.EXCEPTION_SPAN,
         {**(attributes or {}), **format_exception_attributes(exception)},

@@ -24,7 +24,10 @@ def emit_message(
         ValueError: An attribute's name is not a string, or its value is not a primitive.
     """
     if not isinstance(message, str):
-        raise TypeError(f"a message is a string, got {type(message).__name__}; see emit_object")
+        raise TypeError(
+            f"Message must be a string, got: {type(message).__name__}; emit_object "
+            "takes other values"
+        )
     recorded = {**(attributes or {}), semconv.MESSAGE_BODY: message}
     return emit(semconv.MESSAGE_SPAN, recorded, propagate=propagate)
 
@@ -37,5 +40,8 @@ def get_message_value(span: SpanLike) -> str | None:
     """
     message = (span.attributes or {}).get(semconv.MESSAGE_BODY)
     if message is not None and not isinstance(message, str):
-        raise TypeError(f"message of span {span.name!r} is a {type(message).__name__}")
+        raise TypeError(
+            "Message must be a string or list of strings, got: "
+            f"{type(message).__name__} in span {span.name!r}"
+        )
     return message

@@ -59,7 +59,7 @@ def _to_json(object: Any) -> str:
         return json.dumps(object)
     except (TypeError, ValueError, RecursionError) as error:
         raise RuntimeError(
-            f"Object must be JSON serializable, a {type(object).__name__} is not: {error}"
+            f"Object must be JSON serializable, got: {type(object).__name__}: {error}"
         ) from error
 
 
@@ -74,12 +74,18 @@ def get_object_value(span: SpanLike) -> Any:
         try:
             return json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise RuntimeError(f"object of span {span.name!r} is not JSON: {error}") from error
+            raise RuntimeError(
+                "Failed to deserialize object JSON from span: object of span "
+                f"{span.name!r} is not JSON: {error}"
+            ) from error
     if (literal := attributes.get(semconv.OBJECT_LITERAL)) is None:
         return None
     kind = attributes.get(semconv.OBJECT_TYPE)
     if kind not in _DECODERS:
-        raise RuntimeError(f"object of span {span.name!r} is a literal of unknown type {kind!r}")
+        raise RuntimeError(
+            f"Unsupported object type for literal deserialization: {kind!r}: "
+            f"object of span {span.name!r} is a literal of unknown type"
+        )
     try:
         return _DECODERS[kind](literal)
     except (TypeError, ValueError, KeyError) as error:
@@ -97,6 +103,6 @@ _DECODERS: dict[str, Callable[[str], Any]] = {
     "str": str,
     "int": int,
     "float": float,
-    "bool": {"True": True, "False": False}.__getitem__,
+    "bool": lambda literal: {"true": True, "false": False}[literal.lower()],
     "bytes": _decode_bytes,
 }

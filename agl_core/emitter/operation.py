@@ -52,6 +52,7 @@ def operation(
     """
     if function is not None and not callable(function):
         raise ValueError(
+            "Custom span names are intentionally not supported: "
             f"the span of an operation is always named {semconv.OPERATION_SPAN}; "
             f"write operation(name={function!r})"
         )
@@ -127,8 +128,8 @@ class OperationContext:
         self, signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Record the arguments of a call, and the defaults of others, under the names of its
-        parameters, `self` left out, those of `*args` with their number; without a signature as
-        `set_input` does.
+        parameters, `self` left out, those of `*args` with their number, those of `**kwargs` below
+        its name; without a signature as `set_input` does.
         """
         if signature is None:
             self.set_input(*args, **kwargs)
@@ -141,9 +142,7 @@ class OperationContext:
         named: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                named |= value
-            elif kind is inspect.Parameter.VAR_POSITIONAL:
+            if kind is inspect.Parameter.VAR_POSITIONAL:
                 named[name] = _indexed(value)
             elif name not in ("self", "cls"):
                 named[name] = value
@@ -174,7 +173,10 @@ class OperationContext:
 
     def _entered(self) -> SpanRecording:
         if self._recording is None:
-            raise RuntimeError("the operation has not begun: use `with operation(...) as op:`")
+            raise RuntimeError(
+                "Span is not ready yet, No recording context found: the "
+                "operation has not begun: use `with operation(...) as op:`"
+            )
         return self._recording
 
 
@@ -213,15 +215,22 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
     named = dict(attributes)
     if "name" in named:
         if semconv.OPERATION_NAME in named:
-            raise ValueError(f"do not specify both name and {semconv.OPERATION_NAME}")
+            raise ValueError(
+                "Cannot specify both `name` and "
+                "`additional_attributes.operation_name`: do not specify both name and "
+                f"{semconv.OPERATION_NAME}"
+            )
         named[semconv.OPERATION_NAME] = named.pop("name")
-    return sanitize_attributes(named)
+    recorded: dict[str, AttributeValue] = {}
+    for name, value in named.items():
+        recorded |= {name: value} if isinstance(value, str) else _to_attributes(name, value)
+    return recorded
 
 
 def _to_attributes(prefix: str, value: Any) -> dict[str, AttributeValue]:
     """Return a value as attributes; lists of primitives stay whole."""
     try:
-        nested = flatten_attributes({prefix: to_plain(value)}, expand_leaf_lists=False)
+        nested = flatten_attributes({prefix: to_plain(value)})
     except (RecursionError, ValueError):  # too deep, or names that cannot be flattened
         nested = {prefix: value}
     return sanitize_attributes(nested)

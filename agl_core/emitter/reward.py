@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from agl_core import semconv
 from agl_core.emitter.annotation import emit_annotation
@@ -27,6 +27,13 @@ DEFAULT_REWARD_NAME = "primary"
 _AGENTOPS_OUTPUTS = (semconv.AGENTOPS_TASK_OUTPUT, semconv.AGENTOPS_ENTITY_OUTPUT)
 
 AnySpan = TypeVar("AnySpan", bound=SpanLike)
+
+
+class RewardDimension(TypedDict):
+    """One named reward of several."""
+
+    name: str
+    value: float
 
 
 def emit_reward(
@@ -66,18 +73,28 @@ def _named_rewards(
         reward = {name: unboxed(value) for name, value in reward.items()}
         if primary_key is None or primary_key not in reward:
             names = sorted(map(str, reward))
-            raise ValueError(f"primary_key must name one of {names}, got {primary_key!r}")
+            said = (
+                f"Primary key '{primary_key}' not found in reward dict keys"
+                if primary_key is not None
+                else "When emitting a multi-dimensional reward as a dict, primary_key must be "
+                "provided"
+            )
+            raise ValueError(f"{said}: primary_key must name one of {names}, got {primary_key!r}")
         for name, value in reward.items():
             if not isinstance(name, str):
                 raise ValueError(f"the name of reward {name!r} is not a string")
             if not isinstance(value, Real):
-                raise ValueError(f"reward {name!r} is {value!r}, not a number")
+                raise ValueError(
+                    f"Reward value must be a number, got: {value!r} for key "
+                    f"{name}: reward {name!r} is {value!r}, not a number"
+                )
         names = [primary_key, *(name for name in reward if name != primary_key)]
         return [(name, check_reward(reward[name])) for name in names]
     number: Any = unboxed(reward)
     if not isinstance(number, Real):
         raise TypeError(
-            f"a reward is a number or a dict of numbers, got {describe_no_number(reward)}"
+            f"Reward must be a number, got: {type(reward).__name__}; a reward is a number or a "
+            f"dict of numbers, got {describe_no_number(reward)}"
         )
     if primary_key is not None:
         raise ValueError(f"primary_key {primary_key!r} needs a dict of rewards, got a number")

@@ -117,7 +117,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             ("on_runner_crash", self.on_runner_crash, get_args(CrashPolicy)),
         ):
             if value not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+                raise ConfigError(f"{name} must be {_either(allowed)}; got {value!r}")
         for name, number, least in (
             ("n_runners", self.n_runners, 1),
             ("graceful_timeout", self.graceful_timeout, 0),
@@ -130,7 +130,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 raise ConfigError(f"{name} must be at least {least}; got {number!r}")
         if self.main_process == "runner" and (self.role != "both" or self.n_runners != 1):
             raise ConfigError(
-                "main_process='runner' needs role 'both' and one runner; here are role "
+                "main_process='runner' is only supported when role='both', and "
+                "main_process='runner' requires n_runners to be 1; here are role "
                 f"{self.role!r} and {self.n_runners} runners"
             )
         if self.role == "runner" and self.managed_store and self.server_port == 0:
@@ -291,3 +292,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         async with LightningStoreServer(store, self.server_host, self.server_port) as server:
             logger.info("the store is served at %s", server.endpoint)
             yield server, server.client()
+
+
+def _either(values: Sequence[str]) -> str:
+    """Return 'a' or 'b'; or one of 'a', 'b', or 'c'."""
+    *first, last = map(repr, values)
+    if len(first) == 1:
+        return f"{first[0]} or {last}"
+    return f"one of {', '.join(first)}, or {last}"

@@ -57,9 +57,12 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if n_runners < 1:
             raise ConfigError(f"n_runners must be at least 1; got {n_runners!r}")
         if main_thread not in (None, *get_args(MainThread)):
-            raise ConfigError(f"main_thread must be runner or algorithm; got {main_thread!r}")
+            raise ConfigError(f"main_thread must be 'algorithm' or 'runner'; got {main_thread!r}")
         if main_thread == "runner" and n_runners != 1:
-            raise ConfigError(f"main_thread='runner' needs one runner; here are {n_runners}")
+            raise ConfigError(
+                "When main_thread is 'runner', n_runners must be 1. "
+                f"main_thread='runner' needs one runner; here are {n_runners}"
+            )
         for name, seconds in (
             ("join_timeout", join_timeout),
             ("graceful_delay", graceful_delay),

@@ -312,7 +312,15 @@ def _check_schema(key: str, found: pa.Schema, expected: pa.Schema) -> None:
             f"{key} holds {metadata.get(b'agl.schema')!r} version {_version(found)}, "
             f"expected {name!r} version {version}"
         )
+    for field in expected:
+        at = found.get_field_index(field.name)
+        if at < 0 and _version(found) == version:
+            raise _broken(key, f"it has no column {field.name}, or two of them")
+        if at >= 0 and found.field(at).type != field.type:
+            kinds = f"{found.field(at).type}, expected {field.type}"
+            raise _broken(key, f"its column {field.name} holds {kinds}")
 
 
 def _version(schema: pa.Schema) -> int:
-    return int((schema.metadata or {}).get(b"agl.schema_version", b"-1"))
+    found = (schema.metadata or {}).get(b"agl.schema_version", b"")
+    return int(found) if found.isdigit() else -1

@@ -48,6 +48,8 @@ class SetResources(BaseModel):
     sampling_parameters: JsonDict
     requests: FileRef | None = None
     """None in sets of before it was noted."""
+    vocabulary_size: int | None = None
+    """Of the policy: token ids from there on are none of its own. None where it is not known."""
 
 
 class Claim(BaseModel):
@@ -111,7 +113,11 @@ class RolloutSet:
         stage.values |= {"rollout_set": self.name, "claims": len(self._claim_keys())}
 
     def write_requests(
-        self, requests: pa.Table, policy: PolicyRef, sampling_parameters: JsonDict
+        self,
+        requests: pa.Table,
+        policy: PolicyRef,
+        sampling_parameters: JsonDict,
+        vocabulary_size: int | None = None,
     ) -> None:
         """Write the requests and the resources, once; a set that has them already keeps those."""
         if not self.storage.exists(self.requests_key):
@@ -121,6 +127,7 @@ class RolloutSet:
                 policy=policy,
                 sampling_parameters=sampling_parameters,
                 requests=files.refer(self.storage, self.requests_key),
+                vocabulary_size=vocabulary_size,
             )
             files.put_json(self.storage, self.resources_key, resources.model_dump(mode="json"))
 

@@ -67,10 +67,9 @@ def spans_to_table(attempts: Iterable[tuple[int, Sequence[ReadableSpan]]]) -> pa
         column: _promote(column, attribute, attributes)
         for attribute, column in _BY_ATTRIBUTE.items()
     }
-    reasons = [found.pop(semconv.FINISH_REASONS, None) for found in attributes]
     columns |= {
         "index": indices,
-        "finish_reason": [r[0] if isinstance(r, Sequence) and r else None for r in reasons],
+        "finish_reason": [_take_finish_reason(found) for found in attributes],
         "attributes": [json.dumps(a, sort_keys=True, default=str) for a in attributes],
         **_own_columns(spans),
     }
@@ -89,6 +88,16 @@ def _promote(column: str, attribute: str, attributes: list[dict[str, Any]]) -> p
         if value is not None:
             del found[attribute]
     return array
+
+
+def _take_finish_reason(found: dict[str, Any]) -> str | None:
+    """Take a span's first finish reason out of its attributes, where it is a text."""
+    reasons = found.get(semconv.FINISH_REASONS)
+    texts = [reasons] if isinstance(reasons, str) else reasons
+    if not isinstance(texts, list | tuple) or not texts or not isinstance(texts[0], str):
+        return None
+    del found[semconv.FINISH_REASONS]
+    return texts[0]
 
 
 def _own_columns(spans: Sequence[ReadableSpan]) -> dict[str, list[Any]]:

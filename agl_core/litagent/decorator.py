@@ -106,7 +106,7 @@ class FunctionalLitAgent(LitAgent[Any]):
             RuntimeError: It is async.
         """
         if self._is_async:
-            raise RuntimeError(f"agent {self.name} is async; await rollout_async")
+            raise RuntimeError(f"{self.name} is asynchronous. Use rollout_async instead.")
         return self._function(task, **self._arguments(resources, rollout))
 
     async def rollout_async(
@@ -119,7 +119,7 @@ class FunctionalLitAgent(LitAgent[Any]):
             RuntimeError: It is not async.
         """
         if not self._is_async:
-            raise RuntimeError(f"agent {self.name} is not async; call rollout")
+            raise RuntimeError(f"{self.name} is synchronous. Use rollout instead.")
         return await self._function(task, **self._arguments(resources, rollout))
 
     def _arguments(self, resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Any]:

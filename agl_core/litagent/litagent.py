@@ -159,13 +159,19 @@ class LitAgent(Generic[T_task]):
             resources: By name.
             rollout: What is run, with its attempt.
         """
-        raise NotImplementedError(f"{self.name} overrides neither rollout nor rollout_async")
+        raise NotImplementedError(
+            f"Agents must implement the `rollout` method: {self.name} "
+            "overrides neither rollout nor rollout_async"
+        )
 
     async def rollout_async(
         self, task: T_task, resources: NamedResources, rollout: AttemptedRollout
     ) -> RolloutRawResult:
         """Run one rollout; see `rollout`."""
-        raise NotImplementedError(f"{self.name} does not override rollout_async")
+        raise NotImplementedError(
+            "Agents must implement the `rollout_async` method: "
+            f"{self.name} does not override rollout_async"
+        )
 
     def training_rollout(
         self, task: T_task, resources: NamedResources, rollout: AttemptedRollout
@@ -212,5 +218,11 @@ def method_for(mode: RolloutMode | None, *, is_async: bool) -> str:
 def _alive(reference: "weakref.ref[Any] | None", what: str) -> Any:
     holder = reference() if reference is not None else None
     if holder is None:
-        raise ValueError(f"the agent has no {what}" + (" any more" if reference else " yet"))
+        said = (
+            "reference is no longer valid (object has been garbage collected)"
+            if reference
+            else "has not been set for this agent"
+        )
+        gone = "any more" if reference else "yet"
+        raise ValueError(f"{what.capitalize()} {said}: the agent has no {what} {gone}")
     return holder

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # uvicorn and starlette are weight that agents do not need
     from agl_core.llm_proxy.accounts import Price
     from agl_core.llm_proxy.backends import Backend
-    from agl_core.llm_proxy.config import ProxyConfig
+    from agl_core.llm_proxy.config import ModelConfig, ProxyConfig
     from agl_core.llm_proxy.proxy import LLMProxy
     from agl_core.llm_proxy.server import ProxyServer
 
-__all__ = ["Backend", "LLMProxy", "Price", "ProxyConfig", "ProxyServer"]
+__all__ = ["Backend", "LLMProxy", "ModelConfig", "Price", "ProxyConfig", "ProxyServer"]
 
 _MODULES = {
     "Backend": "backends",
     "LLMProxy": "proxy",
+    "ModelConfig": "config",
     "Price": "accounts",
     "ProxyConfig": "config",
     "ProxyServer": "server",

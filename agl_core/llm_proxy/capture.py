@@ -6,13 +6,15 @@ log-prob of each token in `choices[].logprobs.content[].logprob`.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from agl_core import sampling, semconv
+from agl_core.llm_proxy.answer_shape import count_of
+from agl_core.llm_proxy.flat_messages import flat_answer, flat_request
+from agl_core.token_check import find_impossible_id, find_impossible_logprob
 from agl_core.types.training import PolicyRef
 
 JsonObject = dict[str, Any]
@@ -61,6 +63,7 @@ def request_attributes(body: JsonObject) -> dict[str, Any]:
             semconv.REQUEST_SEED: body.get("seed"),
             semconv.SAMPLING: sampling.to_text(sampling.deviations(body)),
             semconv.INPUT_MESSAGES: orjson.dumps(body.get("messages")).decode(),
+            **flat_request(body),
         }
     )
 
@@ -82,15 +85,16 @@ def response_attributes(answer: JsonObject, headers: Mapping[str, str]) -> dict[
     usage = answer.get("usage") or {}
     messages = [choice.get("message") for choice in choices]
     attributes = {
-        semconv.RESPONSE_ID: answer.get("id"),
-        semconv.RESPONSE_MODEL: answer.get("model"),
+        semconv.RESPONSE_ID: _text(answer.get("id")),
+        semconv.RESPONSE_MODEL: _text(answer.get("model")),
         semconv.FINISH_REASONS: [str(choice.get("finish_reason")) for choice in choices],
-        semconv.INPUT_TOKENS: usage.get("prompt_tokens"),
-        semconv.OUTPUT_TOKENS: usage.get("completion_tokens"),
+        semconv.INPUT_TOKENS: count_of(usage, "prompt_tokens"),
+        semconv.OUTPUT_TOKENS: count_of(usage, "completion_tokens"),
         semconv.OUTPUT_MESSAGES: orjson.dumps(messages).decode(),
+        **flat_answer(answer),
         semconv.PROMPT_TOKEN_IDS: _token_ids(answer.get("prompt_token_ids")),
-        semconv.POLICY_VERSION: headers.get(POLICY_VERSION_HEADER),
-        semconv.WEIGHTS_DIGEST: headers.get(WEIGHTS_DIGEST_HEADER),
+        semconv.POLICY_VERSION: _header(headers, POLICY_VERSION_HEADER),
+        semconv.WEIGHTS_DIGEST: _header(headers, WEIGHTS_DIGEST_HEADER),
     }
     for index, choice in enumerate(choices):
         ids_name = choice_attribute(semconv.RESPONSE_TOKEN_IDS, index)
@@ -112,7 +116,7 @@ def find_other_policy(
         status: Of the answer.
         headers: Of the answer.
     """
-    served = {name: headers.get(name) for name in _POLICY_HEADERS}
+    served = {name: _header(headers, name) for name in _POLICY_HEADERS}
     expected = dict(zip(_POLICY_HEADERS, (policy.version, policy.weights_digest), strict=True))
     is_gone = status == 404 and model == policy.version
     if not is_gone and (status != 200 or served == expected):
@@ -128,11 +132,13 @@ def find_defect(attributes: Mapping[str, Any]) -> str | None:
     """Return why a recorded call cannot be trained on, or None.
 
     Args:
-        attributes: Those of `response_attributes`. The invariant, for each choice: one finite
-            log-prob for each response token id.
+        attributes: Those of `response_attributes`. The invariant, for each choice: one possible
+            log-prob for each response token id, and ids that can be tokens.
     """
     if not attributes.get(semconv.PROMPT_TOKEN_IDS):
         return NO_TOKEN_IDS
+    if reason := find_impossible_id(attributes[semconv.PROMPT_TOKEN_IDS]):
+        return f"prompt token ids: {reason}"
     num_choices = len(attributes.get(semconv.FINISH_REASONS, ("",)))
     for index in range(num_choices):
         response_ids = attributes.get(choice_attribute(semconv.RESPONSE_TOKEN_IDS, index))
@@ -149,25 +155,9 @@ def _find_choice_defect(response_ids: list[int] | None, logprobs: list[float] | 
         return "no log-probs in the answer"
     if len(logprobs) != len(response_ids):
         return f"{len(response_ids)} response token ids but {len(logprobs)} log-probs"
-    if not all(map(math.isfinite, logprobs)):
-        return "a log-prob is not finite"
-    return None
-
-
-def check_answer(answer: Any, num_choices: int = 1) -> str | None:
-    """Return why a backend's answer is not a completion with so many choices, or None."""
-    if not isinstance(answer, dict):
-        return "the answer is not a JSON object"
-    choices = answer.get("choices")
-    if choices is None and answer.get("error"):
-        return f"the answer is an error: {answer['error']}"
-    found = choices if isinstance(choices, list) else []
-    if len(found) != num_choices or not all(isinstance(choice, dict) for choice in found):
-        wanted = "exactly one choice" if num_choices == 1 else f"{num_choices} choices"
-        return f"the answer does not have {wanted}"
-    if not isinstance(answer.get("usage") or {}, dict):
-        return "the answer's usage is not a JSON object"
-    return None
+    if reason := find_impossible_id(response_ids):
+        return f"response token ids: {reason}"
+    return find_impossible_logprob(logprobs)
 
 
 def _token_ids(ids: Any) -> list[int] | None:
@@ -184,8 +174,18 @@ def _logprobs(choice: JsonObject) -> list[float] | None:
         return None
     try:
         return [float(token["logprob"]) for token in content]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return a header as text that can be written; its bytes may be no Unicode."""
+    value = headers.get(name)
+    return None if value is None else value.encode(errors="replace").decode()
 
 
 def _without_none(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
 from agl_core.errors import ConfigError
 from agl_core.llm_proxy.accounts import Price
@@ -9,6 +10,13 @@ from agl_core.llm_proxy.backends import Backend
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.sampling import check_sampling_parameters
 from agl_core.types.training import PolicyRef
+
+
+class ModelConfig(TypedDict):
+    """A model of LiteLLM's `model_list`."""
+
+    model_name: str
+    litellm_params: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

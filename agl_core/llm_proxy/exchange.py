@@ -77,13 +77,13 @@ def _parse(content: bytes) -> JsonObject:
 async def send_on(
     upstream: Upstream, path: str, asked: JsonObject, receive: Receive
 ) -> UpstreamReply | UpstreamStream:
-    """Send a request to a model server and return its answer.
+    """Send a request to a model server and return its answer: status 200, or an error.
 
     Raises:
         Refusal: There is none, or the agent went away.
     """
     try:
-        return await while_connected(receive, upstream.send(path, asked))
+        reply = await while_connected(receive, upstream.send(path, asked))
     except UnwritableRequest as error:
         raise Refusal(400, str(error), "invalid_json") from error
     except UnknownModel as error:
@@ -92,3 +92,14 @@ async def send_on(
         raise Refusal(504, str(error), "upstream_timeout") from error
     except UpstreamError as error:
         raise Refusal(502, str(error), "upstream_unreachable") from error
+    if reply.status != 200 and not 400 <= reply.status <= 599:
+        message = f"the model server answered HTTP {reply.status}, neither 200 nor an error"
+        raise Refusal(502, message, "bad_answer")
+    return reply
+
+
+def safe_header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return a model server's header; None where it is absent or cannot be sent on."""
+    value = headers.get(name)
+    is_sendable = value is not None and value.isascii() and value.isprintable()
+    return value if is_sendable else None

@@ -11,12 +11,13 @@ from starlette.types import Receive, Scope, Send
 from agl_core.errors import TraceError, TransientError
 from agl_core.llm_proxy import capture
 from agl_core.llm_proxy.accounts import Accounts
+from agl_core.llm_proxy.answer_shape import MALFORMED, check_answer
 from agl_core.llm_proxy.attribution import Attribution, find_attribution
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.config import ProxyConfig
 from agl_core.llm_proxy.content import check_is_text
 from agl_core.llm_proxy.dialect import Dialect
-from agl_core.llm_proxy.exchange import check_token, read_body, send_on
+from agl_core.llm_proxy.exchange import check_token, read_body, safe_header, send_on
 from agl_core.llm_proxy.gate import Gate
 from agl_core.llm_proxy.record import CallRecord
 from agl_core.llm_proxy.refusal import Refusal, json_response
@@ -24,6 +25,7 @@ from agl_core.llm_proxy.relay import StreamedResponse
 from agl_core.llm_proxy.sampling import fill_in, find_unsupported
 from agl_core.llm_proxy.store_calls import StoreCalls
 from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream
+from agl_core.llm_proxy.upstream_error import describe_refusal
 from agl_core.sampling import state_fields, without_strict_tools
 from agl_core.tracer.base import ModelCall
 
@@ -152,7 +154,7 @@ class CallHandler:
                 await reply.close()
             raise
         if reply.status != 200:
-            record.fail(f"the model server answered HTTP {reply.status}")
+            record.fail(describe_refusal(reply.status, reply.content))
             return _passed_error(dialect, reply)
         if asked.get("stream"):
             raise Refusal(502, "the model server's answer is not an event stream", "bad_answer")
@@ -163,7 +165,7 @@ class CallHandler:
             response = json_response(dialect.answer(answer, body))
             response.headers.update(_passed_headers(reply))
             return response
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             message = f"the model server's answer is not one of a completion: {error!r}"
             raise Refusal(502, message, "bad_answer") from error
 
@@ -198,7 +200,7 @@ def _parse_answer(reply: UpstreamReply, num_choices: int) -> JsonObject:
         raise Refusal(
             502, f"the model server's answer is not JSON: {error}", "bad_answer"
         ) from error
-    if reason := capture.check_answer(answer, num_choices):
+    if reason := check_answer(answer, num_choices):
         raise Refusal(502, f"the model server: {reason}", "bad_answer")
     return answer
 
@@ -212,9 +214,10 @@ def _refused(dialect: Dialect, refusal: Refusal) -> Response:
 
 def _passed_error(dialect: Dialect, reply: UpstreamReply) -> Response:
     content = dialect.upstream_error(reply.status, reply.content)
-    media_type = reply.headers.get("content-type", "application/json")
+    media_type = safe_header(reply.headers, "content-type") or "application/json"
     return Response(content, reply.status, _passed_headers(reply), media_type)
 
 
 def _passed_headers(reply: UpstreamReply | UpstreamStream) -> dict[str, str]:
-    return {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}
+    found = {name: safe_header(reply.headers, name) for name in _PASSED_HEADERS}
+    return {name: value for name, value in found.items() if value is not None}

@@ -18,7 +18,7 @@ from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.content import not_text
 from agl_core.llm_proxy.dialect import Dialect, StreamWriter
 from agl_core.llm_proxy.messages_error import NO_THREADS, refusal_body, upstream_body
-from agl_core.llm_proxy.messages_stream import MessagesWriter
+from agl_core.llm_proxy.messages_stream import MessagesWriter, token_counts
 from agl_core.llm_proxy.refusal import Refusal
 
 INVALID_JSON = "INVALID_JSON"
@@ -59,7 +59,6 @@ class MessagesDialect(Dialect):
         if text := message.get("content"):
             blocks.append({"type": "text", "text": text})
         blocks += [_tool_use(call) for call in calls]
-        usage = answer.get("usage") or {}
         reason, sequence = stop_reason(
             choice.get("finish_reason"), choice.get("stop_reason"), has_calls=bool(calls)
         )
@@ -71,10 +70,7 @@ class MessagesDialect(Dialect):
             "content": blocks,
             "stop_reason": reason,
             "stop_sequence": sequence,
-            "usage": {
-                "input_tokens": usage.get("prompt_tokens") or 0,
-                "output_tokens": usage.get("completion_tokens") or 0,
-            },
+            "usage": token_counts(answer.get("usage")),
         }
 
     def writer(self, body: JsonObject) -> StreamWriter:

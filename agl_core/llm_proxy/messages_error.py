@@ -1,9 +1,8 @@
 """Errors in Anthropic's shape."""
 
-import orjson
-
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.refusal import Refusal
+from agl_core.llm_proxy.upstream_error import describe_refusal
 
 NO_THREADS = "thread_unsupported_request"
 """The code by which clients know that they have to send the whole conversation; they do."""
@@ -29,13 +28,7 @@ def refusal_body(refusal: Refusal) -> JsonObject:
 
 def upstream_body(status: int, content: bytes) -> JsonObject:
     """Return an error of the model server, whatever its shape is."""
-    try:
-        found = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        found = None
-    error = found.get("error", found) if isinstance(found, dict) else found
-    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-    return _body(status, str(message or f"the model server answered HTTP {status}"))
+    return _body(status, describe_refusal(status, content))
 
 
 def _body(status: int, message: str) -> JsonObject:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from agl_core.llm_proxy.answer_shape import count_of
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.events import to_event
 from agl_core.llm_proxy.pieces import CallPiece, FinishPiece, Piece, TextPiece
@@ -104,11 +105,15 @@ class MessagesWriter(TranslatingWriter):
         return self._close() + _event(last) + _event({"type": "message_stop"})
 
     def _counts(self) -> JsonObject:
-        usage = self._usage or {}
-        return {
-            "input_tokens": usage.get("prompt_tokens") or 0,
-            "output_tokens": usage.get("completion_tokens") or 0,
-        }
+        return token_counts(self._usage)
+
+
+def token_counts(usage: Any) -> JsonObject:
+    """Return a chat completion's usage as Anthropic has it; 0 where the server counts nothing."""
+    return {
+        "input_tokens": count_of(usage, "prompt_tokens") or 0,
+        "output_tokens": count_of(usage, "completion_tokens") or 0,
+    }
 
 
 def _event(data: JsonObject) -> bytes:

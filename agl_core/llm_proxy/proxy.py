@@ -77,7 +77,11 @@ class LLMProxy:
             raise ConfigError(f"launch_mode {launch_mode!r} is none of {', '.join(_LAUNCH_MODES)}")
         for name, values in (("middlewares", middlewares), ("callbacks", callbacks)):
             if others := [value for value in values or () if value not in _BUILT_IN[name]]:
-                raise ConfigError(f"{name} {others[0]!r} is not supported")
+                raise ConfigError(
+                    f"Invalid {name.removesuffix('s')} alias: {others[0]!r}: "
+                    f"{name} {others[0]!r} is not supported. Available aliases are: "
+                    f"{', '.join(sorted(_BUILT_IN[name]))}"
+                )
         self._in_runners = launch_mode == "runner"
         if self._in_runners and (host or port or token):
             raise ConfigError(
@@ -139,7 +143,10 @@ class LLMProxy:
 
     async def _start(self, config: ProxyConfig, *, reads_seeds: bool = False) -> ProxyServer:
         if self._store is None:
-            raise ConfigError("the proxy has no store to record calls in; set_store comes first")
+            raise ConfigError(
+                "Store is not set. Please set the store before starting the "
+                "LLMProxy: the proxy has no store to record calls in; set_store comes first"
+            )
         calls = StoreCalls(self._store, reads_seeds=reads_seeds)
         server = ProxyServer(config, calls, self._host, self._port)
         await asyncio.to_thread(server.start)
@@ -236,13 +243,23 @@ class LLMProxy:
             RuntimeError: The proxy does not run.
         """
         if (rollout_id is None) != (attempt_id is None):
-            raise ConfigError("rollout_id and attempt_id must be given together or not at all")
+            raise ConfigError(
+                "Either rollout_id and attempt_id must be provided, or neither: "
+                "rollout_id and attempt_id must be given together or not at all"
+            )
         if not self.is_running():
             raise RuntimeError("the proxy is not running; call start() first")
         if model is None:
             names = sorted({str(entry["model_name"]) for entry in self._models})
             if len(names) != 1:
-                raise ConfigError(f"which model? there are: {', '.join(names)}")
+                raise ConfigError(
+                    (
+                        "Multiple models found in model_list"
+                        if names
+                        else "No models found in model_list"
+                    )
+                    + f". Please specify the model: which model? there are: {', '.join(names)}"
+                )
             model = names[0]
         if self._server is None:
             if rollout_id is not None:

@@ -16,6 +16,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, raised to leave the handler
     """The proxy answers a call itself, with an error."""
 
     def __init__(self, status: int = 500, message: str = "", code: str = "") -> None:
+        message = _writable(message)
         super().__init__(message)
         self.status = status
         self.message = message
@@ -29,7 +30,12 @@ class Refusal(Exception):  # noqa: N818 - an answer, raised to leave the handler
 
 def fail(span: Span, reason: str) -> None:
     """Mark a span as failed."""
-    span.set_status(Status(StatusCode.ERROR, reason))
+    span.set_status(Status(StatusCode.ERROR, _writable(reason)))
+
+
+def _writable(text: str) -> str:
+    """Return a text that JSON can hold: what a model server sends may be no Unicode."""
+    return text.encode(errors="replace").decode()
 
 
 def json_response(content: Any, status: int = 200) -> Response:

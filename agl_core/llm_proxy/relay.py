@@ -10,7 +10,7 @@ error event in its dialect's shape, which clients raise; the span has the reason
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -19,9 +19,11 @@ from starlette.types import Receive, Scope, Send
 
 from agl_core.errors import UpstreamError
 from agl_core.llm_proxy import capture
+from agl_core.llm_proxy.answer_shape import MALFORMED
 from agl_core.llm_proxy.capture import JsonObject
 from agl_core.llm_proxy.dialect import Dialect
 from agl_core.llm_proxy.events import DONE, EventSplitter, StreamEvent
+from agl_core.llm_proxy.exchange import safe_header
 from agl_core.llm_proxy.record import CallRecord
 from agl_core.llm_proxy.refusal import Refusal, while_connected
 from agl_core.llm_proxy.stream import StreamedAnswer, find_hole
@@ -52,7 +54,7 @@ class StreamedResponse(Response):
         record: CallRecord,
         headers: Mapping[str, str],
     ) -> None:
-        media_type = stream.headers["content-type"]
+        media_type = safe_header(stream.headers, "content-type") or "text/event-stream"
         super().__init__(headers={**headers, "content-type": media_type})
         del self.headers["content-length"]
         self._stream = stream
@@ -85,8 +87,12 @@ class StreamedResponse(Response):
         try:
             async with asyncio.timeout_at(self._stream.deadline):
                 async for content in self._stream:
-                    await self._send(send, b"".join(map(self._take, self._splitter.add(content))))
-            failure = self._find_end()
+                    taken, failure = self._take_all(self._splitter.add(content))
+                    await self._send(send, taken)
+                    if failure is not None:
+                        break
+                else:
+                    failure = self._find_end()
         except UpstreamError as error:
             failure = Refusal(502, str(error), "stream_broken")
         except TimeoutError:
@@ -102,6 +108,17 @@ class StreamedResponse(Response):
     async def _send(self, send: Send, content: bytes, *, is_last: bool = False) -> None:
         if content or is_last:
             await send({"type": "http.response.body", "body": content, "more_body": not is_last})
+
+    def _take_all(self, events: Sequence[StreamEvent]) -> tuple[bytes, Refusal | None]:
+        """Record events; return what the agent gets of them, and why no more can follow."""
+        taken: list[bytes] = []
+        try:
+            for event in events:
+                taken.append(self._take(event))
+        except MALFORMED as error:
+            message = f"the model server sent what is no part of an answer: {error!r}"
+            return b"".join(taken), Refusal(502, message, "bad_answer")
+        return b"".join(taken), None
 
     def _take(self, event: StreamEvent) -> bytes:
         """Record one event and return what the agent gets of it."""
@@ -124,7 +141,7 @@ class StreamedResponse(Response):
         if isinstance(chunk, dict) and "choices" in chunk:
             try:
                 chunk = self._dialect.as_chat(chunk)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except MALFORMED as error:
                 self._answer.spoil(f"a chunk is not one of a completion: {error}")
         with self._lock:
             self._answer.add(chunk)
@@ -173,4 +190,10 @@ class StreamedResponse(Response):
     def _recorded(self) -> dict[str, Any]:
         """Return the span attributes of the answer so far."""
         answer = self._answer.answer()
-        return capture.response_attributes(answer, self._stream.headers) if answer else {}
+        if answer is None:
+            return {}
+        try:
+            return capture.response_attributes(answer, self._stream.headers)
+        except MALFORMED as error:  # nested deeper than can be written, for instance
+            self._answer.spoil(f"the answer cannot be recorded: {error!r}")
+            return {}

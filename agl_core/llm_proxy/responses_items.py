@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from agl_core.llm_proxy.answer_shape import count_of
 from agl_core.llm_proxy.capture import JsonObject
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -59,9 +60,10 @@ def finished(head: JsonObject, output: list[JsonObject], reason: Any, usage: Any
         usage: Of the chat completion, or None.
     """
     incomplete = _INCOMPLETE.get(reason)
-    usage = usage or {}
-    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    prompt = count_of(usage, "prompt_tokens") or 0
+    completion = count_of(usage, "completion_tokens") or 0
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    cached = count_of(details, "cached_tokens") or 0
     return {
         **head,
         "status": "incomplete" if incomplete else "completed",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agl_core import semconv
+from agl_core.llm_proxy.answer_shape import MALFORMED, check_message
 from agl_core.llm_proxy.capture import JsonObject, choice_attribute
 
 _WHOLE_NAMES = frozenset({"role", "id", "type", "index"})
@@ -28,7 +29,10 @@ class _Choice:
 
     def add(self, choice: JsonObject) -> None:
         """Take its part of a chunk."""
-        _merge(self.message, choice.get("delta") or {})
+        delta = choice.get("delta") or {}
+        if reason := check_message(delta):
+            raise ValueError(reason)
+        _merge(self.message, delta)
         for name, entries in (choice.get("logprobs") or {}).items():
             if entries is not None:
                 self.logprobs.setdefault(name, []).extend(entries)
@@ -36,6 +40,8 @@ class _Choice:
         if not set(map(type, ids)) <= {int}:
             raise ValueError("token_ids are not integers")
         self.token_ids += ids
+        if not isinstance(choice.get("finish_reason"), str | None):
+            raise ValueError(f"finish_reason is {choice['finish_reason']!r}, not a text")
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if choice.get("stop_reason") is not None:
             self.more["stop_reason"] = choice["stop_reason"]
@@ -100,7 +106,7 @@ class StreamedAnswer:
                 self.spoil(f"the model server broke off: {chunk['error']}")
             else:
                 self._add(chunk)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             self.spoil(f"a chunk is not one of a chat completion: {error}")
 
     def _add(self, chunk: JsonObject) -> None:

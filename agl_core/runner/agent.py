@@ -21,6 +21,7 @@ from agl_core.runner.queue import RolloutQueue
 from agl_core.runner.recording import RecordingProxies
 from agl_core.runner.stored_attempt import StoredAttempts
 from agl_core.store.base import LightningStore
+from agl_core.store.older import with_later_methods
 from agl_core.tracer.base import Tracer
 from agl_core.types.core import AttemptedRollout, Hook, Rollout, RolloutMode
 from agl_core.types.resources import NamedResources
@@ -173,7 +174,10 @@ class LitAgentRunner(Runner[T_task]):
             ValueError: The runner is not set up.
         """
         if self._agent is None:
-            raise ValueError("the runner has no agent; call init(agent) first")
+            raise ValueError(
+                "Agent not initialized. Call init() first: the runner has no "
+                "agent; call init(agent) first"
+            )
         return self._agent
 
     def get_store(self) -> LightningStore:
@@ -183,7 +187,10 @@ class LitAgentRunner(Runner[T_task]):
             ValueError: The runner is not set up in a worker.
         """
         if self._store is None:
-            raise ValueError("the runner has no store; call init_worker(worker_id, store) first")
+            raise ValueError(
+                "Store not initialized. Call init_worker() first: the runner has "
+                "no store; call init_worker(worker_id, store) first"
+            )
         return self._store
 
     def get_worker_id(self) -> str:
@@ -193,7 +200,10 @@ class LitAgentRunner(Runner[T_task]):
             ValueError: The runner is not set up in a worker.
         """
         if self.worker_id is None:
-            raise ValueError("the runner has no worker; call init_worker(worker_id, store) first")
+            raise ValueError(
+                "Worker not initialized. Call init_worker() first: the runner has "
+                "no worker; call init_worker(worker_id, store) first"
+            )
         return f"Worker-{self.worker_id}"
 
     async def iter(self, *, event: StopEvent | None = None) -> None:
@@ -285,11 +295,13 @@ class LitAgentRunner(Runner[T_task]):
             raise ending.error
         finished = await store.get_rollout_by_id(rollout.rollout_id)
         if finished is None:
-            raise RuntimeError(f"Failed to fetch completed rollout {rollout.rollout_id} after step")
+            raise RuntimeError(
+                f"Failed to fetch completed rollout by id after step: {rollout.rollout_id}"
+            )
         return finished
 
     def _attempts(self) -> StoredAttempts:
-        agent, store = self.get_agent(), self.get_store()
+        agent, store = self.get_agent(), with_later_methods(self.get_store())
         assert self._proxies is not None, "they are set with the store"
         return StoredAttempts(
             agent=agent,
@@ -303,7 +315,7 @@ class LitAgentRunner(Runner[T_task]):
 
     def _queue(self) -> RolloutQueue:
         return RolloutQueue(
-            self.get_store(),
+            with_later_methods(self.get_store()),
             self.get_worker_id(),
             poll_interval_seconds=self.poll_interval,
             jitter_seconds=self.interval_jitter,
@@ -311,7 +323,7 @@ class LitAgentRunner(Runner[T_task]):
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
-            self.get_store(),
+            with_later_methods(self.get_store()),
             self.get_worker_id(),
             interval_seconds=self.heartbeat_interval,
             jitter_seconds=self.interval_jitter,

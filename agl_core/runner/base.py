@@ -73,7 +73,10 @@ class Runner(ParallelWorkerBase, Generic[T_task]):
         Raises:
             RuntimeError: Always.
         """
-        raise RuntimeError("a runner has no run(); await iter() or step()")
+        raise RuntimeError(
+            "The behavior of run() of Runner is undefined. Use iter() or step() "
+            "instead: both are async"
+        )
 
     async def iter(self, *, event: StopEvent | None = None) -> None:
         """Run rollouts of the store until told to stop.

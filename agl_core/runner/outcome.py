@@ -17,9 +17,13 @@ from agl_core import semconv
 from agl_core.failures import FailureSettings
 from agl_core.ledger.spans import numeric_annotations
 from agl_core.runner.rollout import AttemptResult, Ending
+from agl_core.token_check import find_impossible
 from agl_core.types.outcome import AttemptOutcome, FailureKind
 
 logger = logging.getLogger(__name__)
+
+_MAX_TOKENS = 2**31 - 1
+"""Of one call; what agents record may be any number, and the sum has 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,10 @@ def make_attempt_id(rollout_id: str, attempt: int, claim: int = 1) -> str:
 
 
 def judge_attempt(
-    result: AttemptResult, index: int, failures: FailureSettings | None = None
+    result: AttemptResult,
+    index: int,
+    failures: FailureSettings | None = None,
+    vocabulary_size: int | None = None,
 ) -> JudgedAttempt:
     """Return the outcome of an attempt and its spans.
 
@@ -58,6 +65,7 @@ def judge_attempt(
         result: What the attempt left.
         index: Position of the rollout among the requests of its set.
         failures: The run's; None for the defaults.
+        vocabulary_size: Of the policy, where it is known.
     """
     ending, attempt = result.ending, result.rollout.attempt
     if ending.kind is FailureKind.SUCCEEDED and result.returned_spans:
@@ -65,7 +73,13 @@ def judge_attempt(
         ending = replace(ending, kind=FailureKind.AGENT_ERROR, reward=None, message=message)
     tried = TriedRollout(index, result.rollout.rollout_id, attempt.attempt_id, attempt.sequence_id)
     return judge_ending(
-        tried, ending, result.spans, result.started, result.duration_seconds, failures
+        tried,
+        ending,
+        result.spans,
+        result.started,
+        result.duration_seconds,
+        failures,
+        vocabulary_size,
     )
 
 
@@ -76,6 +90,7 @@ def judge_ending(
     started: float,
     duration_seconds: float,
     failures: FailureSettings | None = None,
+    vocabulary_size: int | None = None,
 ) -> JudgedAttempt:
     """Return the outcome of an attempt that ended so, and its spans.
 
@@ -86,8 +101,9 @@ def judge_ending(
         started: UTC epoch seconds.
         duration_seconds: How long it took.
         failures: The run's; None for the defaults.
+        vocabulary_size: Of the policy, where it is known.
     """
-    judged = _judge(ending, spans)
+    judged = _judge(ending, spans, vocabulary_size)
     judged = replace(
         judged, kind=(failures or FailureSettings()).kind_of(judged.kind, judged.message)
     )
@@ -128,11 +144,15 @@ def outcome_row(attempt: JudgedAttempt, *, final: bool) -> dict[str, Any]:
     return attempt.outcome.model_dump(mode="json") | {"annotations": notes, "final": final}
 
 
-def _judge(ending: Ending, spans: Sequence[ReadableSpan]) -> Ending:
-    """Demand of an agent that returned: a model call with token ids, and a reward."""
+def _judge(ending: Ending, spans: Sequence[ReadableSpan], vocabulary_size: int | None) -> Ending:
+    """Demand of an agent that returned: a model call with token ids, none with impossible ones, and
+    a reward. Of one that failed after its last model call was refused, say what the server said.
+    """
     if ending.kind is not FailureKind.SUCCEEDED:
-        return ending
-    if reason := _trace_gap(spans):
+        reason = _last_refusal(spans)
+        is_new = reason and reason not in ending.message
+        return replace(ending, message=f"{ending.message} ({reason})") if is_new else ending
+    if reason := _trace_gap(spans) or _impossible_call(spans, vocabulary_size):
         return replace(ending, kind=FailureKind.NO_TRACE, reward=None, message=reason)
     if ending.reward is None:
         message = "the agent neither returned nor emitted a reward"
@@ -151,6 +171,35 @@ def _trace_gap(spans: Sequence[ReadableSpan]) -> str | None:
     return f"{len(calls)} model calls, none with token ids: {'; '.join(reasons[:3])}"
 
 
+def _impossible_call(spans: Sequence[ReadableSpan], vocabulary_size: int | None) -> str | None:
+    """Return why some call cannot be trained on, whatever recorded it: its ids or log-probs are
+    none of the policy's, or do not pair up though the call counts as whole.
+    """
+    for number, call in enumerate(_model_calls(spans)):
+        attributes = call.attributes or {}
+        reason = find_impossible(attributes, vocabulary_size)
+        if reason is None and _has_token_ids(call):
+            ids, logprobs = (
+                attributes.get(name) for name in (semconv.RESPONSE_TOKEN_IDS, semconv.LOGPROBS)
+            )
+            found = len(logprobs) if isinstance(logprobs, Sequence) else 0
+            if isinstance(ids, Sequence) and len(ids) != found:
+                reason = f"{len(ids)} response token ids but {found} log-probs"
+        if reason is not None:
+            index = attributes.get(semconv.CALL_INDEX, number)
+            return f"model call {index} cannot be trained on: {reason}"
+    return None
+
+
+def _last_refusal(spans: Sequence[ReadableSpan]) -> str | None:
+    """Return what the model server said where it refused the last call, or None."""
+    calls = _model_calls(spans)
+    if not calls or calls[-1].status.is_ok:
+        return None
+    status = (calls[-1].attributes or {}).get(semconv.HTTP_STATUS)
+    return calls[-1].status.description if isinstance(status, int) and status >= 400 else None
+
+
 def _model_calls(spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
     return [span for span in spans if span.name == semconv.LLM_CALL_SPAN]
 
@@ -163,4 +212,4 @@ def _has_token_ids(call: ReadableSpan) -> bool:
 
 def _sum_attribute(spans: Sequence[ReadableSpan], name: str) -> int:
     values = [(call.attributes or {}).get(name) for call in _model_calls(spans)]
-    return sum(value for value in values if isinstance(value, int))
+    return sum(value for value in values if type(value) is int and 0 <= value <= _MAX_TOKENS)

@@ -47,13 +47,17 @@ def read_returned(value: Any) -> Returned:
             logger.warning("an agent returned an empty list: neither a reward nor spans")
         elif not any(all(isinstance(item, kind) for item in value) for kind in _KINDS):
             kinds = sorted({type(item).__name__ for item in value})
-            raise ValueError(f"the agent returned spans of different kinds: {', '.join(kinds)}")
+            raise ValueError(
+                "Invalid raw result type: the agent returned spans of different "
+                f"kinds: {', '.join(kinds)}"
+            )
         return Returned(spans=value)
     if inspect.iscoroutine(value):
         value.close()
         raise TypeError("the agent returned a coroutine without being an async function")
     raise TypeError(
-        "Invalid raw result type: the agent must return a number or None, or a list of spans, got "
+        "Invalid raw result type. It's expected to be none, float, or a list of ReadableSpan "
+        "or Span, but got: the agent must return a number or None, or a list of spans, got "
         f"{describe_no_number(value)}"
     )
 

@@ -37,8 +37,9 @@ from agl_core.runner.failure import (
 from agl_core.runner.hooks import HookCalls
 from agl_core.runner.returned import Returned, ReturnedSpans, read_returned
 from agl_core.store.base import LightningStore
-from agl_core.tracer.attempt_trace import AttemptTrace
+from agl_core.tracer.attempt_trace import AttemptTrace, ForeignTrace
 from agl_core.tracer.base import Tracer
+from agl_core.tracer.current import get_active_tracer
 from agl_core.types.core import AttemptedRollout
 from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import NamedResources
@@ -147,7 +148,9 @@ async def run_attempt(
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     trace: AttemptTrace | None = None
     try:
-        async with tracer.trace_context(store=store, **ids) as trace:
+        async with tracer.trace_context(store=store, **ids) as given:
+            is_ours = isinstance(given, AttemptTrace)
+            trace = given if is_ours else ForeignTrace(**ids, last_trace=tracer.get_last_trace)
             if hooks is not None:
                 await hooks.trace_start()
             try:
@@ -258,7 +261,7 @@ def _returned(value: Any, trace: AttemptTrace, source: Any) -> Ending:
         reward = final_reward(returned.reward, [*trace.spans(), *returned.spans])
     except (TypeError, ValueError) as error:
         return _raised(error, locate_function(source))
-    if returned.reward is not None:
+    if returned.reward is not None and get_active_tracer() is not None:
         emit_reward(returned.reward)
     return Ending(FailureKind.SUCCEEDED, reward=reward, returned=returned)
 

@@ -120,6 +120,7 @@ class Shard:
         self._leaks = LeakCounter()
         self._pool: AgentPool | None = None
         self._llm: ProxyLLM | None = None
+        self._vocabulary_size: int | None = None
         self._attempts: dict[int, list[JudgedAttempt]] = {}
         self._finished: set[int] = set()
         self._ready: list[int] = []
@@ -195,7 +196,7 @@ class Shard:
         return self._keep(index, result)
 
     def _keep(self, index: int, result: AttemptResult) -> AttemptOutcome:
-        judged = judge_attempt(result, index, self.ref.failures)
+        judged = judge_attempt(result, index, self.ref.failures, self._vocabulary_size)
         if judged.outcome.traceback:
             logger.info("attempt=%s %s", judged.outcome.attempt_id, judged.outcome.traceback)
         self._attempts.setdefault(index, []).append(judged)
@@ -289,6 +290,7 @@ class Shard:
     async def serving(self) -> AsyncGenerator[None]:
         """Run the recording proxy, and processes for agents, while the block runs."""
         resources = self._rollouts.read_resources()
+        self._vocabulary_size = resources.vocabulary_size
         key = env_var.engine_key()
         config = ProxyConfig(
             backends=tuple(Backend(f"{url}/v1", key) for url in self.ref.model_servers),

@@ -137,7 +137,10 @@ class StoredAttempts:
             update = await self.store.get_resources_by_id(rollout.resources_id)
             wanted = f"does not have the resources {rollout.resources_id}"
         if update is None:
-            raise RuntimeError(f"rollout {rollout.rollout_id} cannot run: the store {wanted}")
+            raise RuntimeError(
+                f"Failed to fetch resources: rollout {rollout.rollout_id} "
+                f"cannot run: the store {wanted}"
+            )
         return update.resources
 
     async def _spans_of(self, result: AttemptResult) -> list[Span]:

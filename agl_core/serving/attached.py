@@ -27,6 +27,7 @@ from agl_core import semconv
 from agl_core.errors import ConfigError, UpstreamError
 from agl_core.ledger.run import BaseModelRecord
 from agl_core.llm_proxy import capture
+from agl_core.llm_proxy.answer_shape import check_answer
 from agl_core.sampling import state_fields
 from agl_core.serving.launch import ask_server
 
@@ -163,7 +164,7 @@ def _ask(
     asked = capture.add_recording(body if is_bare else state_fields(body), seed=_SEED)
     path = f"{url}/v1/chat/completions"
     answer = ask_server("POST", path, asked, timeout_seconds=_DEADLINE_SECONDS)
-    if defect := capture.check_answer(answer):
+    if defect := check_answer(answer):
         raise UpstreamError(f"model server {url}: {defect}")
     recorded = capture.response_attributes(answer, {})
     if defect := capture.find_defect(recorded):

@@ -39,7 +39,8 @@ class ChatRequest(Conversation, SamplingFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: bool | None = None
+    """False only without tools: nothing keeps a model from calling two."""
     response_format: TextFormat | None = None
     forced_token_ids: TokenIds | list[TokenIds] | None = None
     """For tests: continue with these ids. A list of lists is a script for a whole conversation: its
@@ -50,6 +51,8 @@ class ChatRequest(Conversation, SamplingFields):
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise ValueError("max_tokens and max_completion_tokens differ")
+        if self.parallel_tool_calls is False and self.parses_tools:
+            raise ValueError("parallel_tool_calls: false is not supported with tools")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs")
         return self

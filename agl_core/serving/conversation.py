@@ -1,6 +1,7 @@
 """A conversation as OpenAI's clients send it, and as chat templates take it. Values only."""
 
 import json
+from collections.abc import Collection
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -9,6 +10,19 @@ from agl_core.errors import ConfigError
 from agl_core.serving.answers import JsonObject
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+_NOT_SHOWN = frozenset({"annotations", "cache_control"})
+"""Fields of messages, their parts and tools that no chat template shows to the model."""
+
+
+def _without_absent(value: Any, known: Collection[str]) -> Any:
+    """Drop what says nothing: nulls, empty extras, and what no template shows."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: item
+        for key, item in value.items()
+        if item is not None and key not in _NOT_SHOWN and (key in known or item != [])
+    }
 
 
 class TextPart(BaseModel):
@@ -18,6 +32,14 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        """Read a refusal, which clients echo, as the text that it is."""
+        if isinstance(value, dict) and value.get("type") == "refusal":
+            value = {"type": "text", "text": value.get("refusal")}
+        return _without_absent(value, cls.model_fields)
 
 
 class CalledFunction(BaseModel):
@@ -56,28 +78,27 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
     """Which call a tool's message answers."""
     name: str | None = None
-    """Of a tool."""
+    """Of a tool, or of who speaks; the chat template may show it."""
+    refusal: str | None = None
+    """Of the assistant, instead of its content."""
+    reasoning_content: str | None = None
+    """Of the assistant, before its content; the chat template may show it."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_absent(cls, value: Any) -> Any:
-        """Drop null and empty extras, which clients send when they echo a message of ours."""
-        if not isinstance(value, dict):
-            return value
-        known, absent = cls.model_fields, (None, [])
-        return {
-            key: item
-            for key, item in value.items()
-            if item is not None and (key in known or item not in absent)
-        }
+        """Drop what clients send with every message, or when they echo one of ours."""
+        return _without_absent(value, cls.model_fields)
 
     @model_validator(mode="after")
     def _check(self) -> "ChatMessage":
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls: only of the assistant")
-        if self.role != "tool" and (self.name is not None or self.tool_call_id is not None):
-            raise ValueError("name and tool_call_id: only of a tool's message")
-        if self.content is None and not self.tool_calls:
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError("tool_call_id: only of a tool's message")
+        if self.role != "assistant" and (self.refusal or self.reasoning_content):
+            raise ValueError("refusal and reasoning_content: only of the assistant")
+        if self.content is None and self.refusal is None and not self.tool_calls:
             raise ValueError("content: a message without tool_calls needs one")
         return self
 
@@ -87,13 +108,17 @@ class ChatMessage(BaseModel):
         Raises:
             ConfigError: The arguments of a call are not a JSON object.
         """
-        content = self.content or ""
+        content = self.content or self.refusal or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
         message: JsonObject = {"role": self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
-        extras = {"tool_call_id": self.tool_call_id, "name": self.name}
+        extras = {
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+            "reasoning_content": self.reasoning_content,
+        }
         return message | {name: text for name, text in extras.items() if text is not None}
 
 
@@ -115,6 +140,11 @@ class Tool(BaseModel):
 
     type: Literal["function"]
     function: Function
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_absent(cls, value: Any) -> Any:
+        return _without_absent(value, cls.model_fields)
 
 
 class Conversation(BaseModel):

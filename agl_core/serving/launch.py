@@ -20,6 +20,7 @@ from agl_core.errors import ConfigError, UpstreamError
 from agl_core.ledger import files
 from agl_core.ledger.storage import Storage
 from agl_core.llm_proxy import capture
+from agl_core.llm_proxy.answer_shape import check_answer
 from agl_core.scratch import LockedFolder
 from agl_core.serving.start import Started, start_engine, start_vllm
 from agl_core.serving.vllm.command import check_vllm
@@ -275,7 +276,7 @@ def _check_token_ids(url: str, version: str) -> None:
     """Return if a vLLM that was started answers with token ids and log-probs."""
     body = {"model": version, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     answer = ask_server("POST", f"{url}/v1/chat/completions", capture.add_recording(body, seed=0))
-    if defect := capture.check_answer(answer):
+    if defect := check_answer(answer):
         raise UpstreamError(f"vLLM at {url}: {defect}")
     if defect := capture.find_defect(capture.response_attributes(answer, {})):
         raise ConfigError(f"this vLLM gives nothing to train on: {defect}; install 0.32 or newer")

@@ -4,6 +4,7 @@ A field that the engine does not honour is an error, never ignored; one with the
 nothing is taken.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -13,6 +14,29 @@ from agl_core.sampling import NEUTRAL
 from agl_core.serving.generation import MAX_SEED, MIN_SEED, GenerationRequest
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        *("request_id", "priority", "cache_salt"),
+    }
+)
+"""Fields of OpenAI and vLLM that say nothing about the answer: dropped with any value."""
+_NEUTRAL_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "skip_special_tokens": (True,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+}
+"""Fields of both that are dropped with these values, which change nothing."""
 
 
 class StreamOptions(BaseModel):
@@ -22,6 +46,9 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     """A chunk with the token counts, before `[DONE]`."""
+    include_obfuscation: bool = False
+    """Padding against eavesdroppers; there is none."""
+    continuous_usage_stats: Literal[False] = False
 
 
 class SamplingFields(BaseModel):
@@ -56,7 +83,7 @@ class SamplingFields(BaseModel):
         """Read a null as an absent field, one stop text as a list of one, and 1.0 as 1."""
         if not isinstance(value, dict):
             return value
-        fields = {key: item for key, item in value.items() if item is not None}
+        fields = {key: item for key, item in value.items() if not _changes_nothing(key, item)}
         if isinstance(fields.get("stop"), str):
             fields["stop"] = [fields["stop"]]
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"):
@@ -109,6 +136,11 @@ class SamplingFields(BaseModel):
             ]
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+
+def _changes_nothing(name: str, value: Any) -> bool:
+    """Say whether a request means the same without a field."""
+    return value is None or name in _WITHOUT_EFFECT or value in _NEUTRAL_ONLY.get(name, ())
 
 
 RequestT = TypeVar("RequestT", bound=BaseModel)

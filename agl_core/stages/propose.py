@@ -2,6 +2,7 @@
 given.
 """
 
+from pathlib import Path
 from typing import Any
 
 from agl_core import progress
@@ -10,6 +11,7 @@ from agl_core.ledger.requests import requests_table
 from agl_core.ledger.rollout_set import RolloutSet
 from agl_core.ledger.stages import IterationLedger, StageRecord
 from agl_core.prepared import PreparedRun
+from agl_core.trajectory.vocabulary import find_vocabulary_size
 from agl_core.types.training import Proposal
 
 TRAIN_SET = "train"
@@ -74,7 +76,8 @@ def open_set(
         rollout_set=name,
         seed=run.config.seed,
     )
-    rollouts.write_requests(table, proposal.policy, proposal.sampling_parameters)
+    size = find_vocabulary_size(Path(run.algorithm.model_path).expanduser())
+    rollouts.write_requests(table, proposal.policy, proposal.sampling_parameters, size)
     return rollouts
 
 

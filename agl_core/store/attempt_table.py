@@ -131,7 +131,7 @@ def find(transaction: Transaction, rollout_id: str, attempt_id: str) -> Attempt:
     rollout_table.find(transaction, rollout_id)
     if attempt_id == "latest":
         raise StoreError(f"No attempts found for rollout {rollout_id}")
-    raise StoreError(f"Attempt {attempt_id} not found in rollout {rollout_id}")
+    raise StoreError(f"Attempt {attempt_id} not found for rollout {rollout_id}")
 
 
 def show_life(

@@ -35,6 +35,10 @@ class CallSettings:
     run_id: str | None = None
 
 
+class UnknownRouteError(StoreError):
+    """The server does not know the request at all; it may be an older one."""
+
+
 class Calls:
     """Sends requests to one server; for any thread and event loop.
 
@@ -151,6 +155,10 @@ _NO_ANSWERS = {500, *range(502, 600)}
 def _refused(response: httpx.Response) -> Exception:
     """Return a refusal as the error that it is in the store's own process."""
     detail = _detail(response)
+    if response.status_code == 405 or (
+        response.status_code == 404 and detail in ("Not Found", "HTTP 404 Not Found")
+    ):
+        return UnknownRouteError(detail)
     if response.status_code == 410:
         return RuntimeError(detail)
     if response.status_code == 501:

@@ -7,6 +7,7 @@ come back as the errors that the store raised, in its words.
 
 import functools
 import inspect
+import logging
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -20,12 +21,15 @@ from agl_core.env_var import store_token
 from agl_core.errors import StoreError
 from agl_core.store import wire
 from agl_core.store.base import UNSET, LightningStore, LightningStoreCapabilities
-from agl_core.store.calls import Calls, CallSettings
+from agl_core.store.calls import Calls, CallSettings, UnknownRouteError
 from agl_core.store.json_text import encode, encode_records
+from agl_core.store.older import renew_one_by_one
 from agl_core.store.payloads import Resources
 from agl_core.store.waiting import check_timeout
 from agl_core.types.core import Rollout
 from agl_core.types.tracer import Span
+
+logger = logging.getLogger(__name__)
 
 _BATCH_CHARACTERS = 16 * 1024 * 1024
 _BY_NAME = {operation.name: operation for operation in reversed(wire.OPERATIONS)}
@@ -34,7 +38,6 @@ _REMOTE = (
     "start_rollout",
     "enqueue_many_rollouts",
     "dequeue_many_rollouts",
-    "renew_leases",
     "start_attempt",
     "query_rollouts",
     "get_rollout_by_id",
@@ -48,7 +51,6 @@ _REMOTE = (
     "get_resources_by_id",
     "get_latest_resources",
     "query_spans",
-    "get_many_span_sequence_ids",
     "query_workers",
     "get_worker_by_id",
     "update_worker",
@@ -100,6 +102,8 @@ class LightningStoreClient(LightningStore):
             run_id=run_id,
         )
         self._calls = Calls(self.server_address, self._settings)
+        self._lacking: set[str] = set()
+        """Operations that the server does not have."""
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
@@ -124,10 +128,69 @@ class LightningStoreClient(LightningStore):
         """
         added: list[Span] = []
         for batch, content in _batches(spans):
-            response = await self._calls.send(wire.ADD_SPANS, wire.ADD_SPANS.path, content)
+            if "add_many_spans" in self._lacking:
+                added += await self._add_one_by_one(batch)
+                continue
+            try:
+                response = await self._calls.send(wire.ADD_SPANS, wire.ADD_SPANS.path, content)
+            except UnknownRouteError:
+                self._note_lack(wire.ADD_SPANS, "spans are sent one by one")
+                added += await self._add_one_by_one(batch)
+                continue
             are_new = _answer(wire.ADD_SPANS, response)
             added += [span for span, is_new in zip(batch, are_new, strict=True) if is_new]
         return added
+
+    async def renew_leases(
+        self, worker_id: str, attempts: Sequence[tuple[str, str]]
+    ) -> Sequence[str]:
+        """Say that a worker still runs these attempts; return the ids of those that must stop."""
+        if "renew_leases" not in self._lacking:
+            given = {"worker_id": worker_id, "attempts": attempts}
+            try:
+                return await self._call(_BY_NAME["renew_leases"], given)
+            except UnknownRouteError:
+                self._note_lack(_BY_NAME["renew_leases"], "each attempt is looked at instead")
+        return await renew_one_by_one(self, attempts)
+
+    async def get_many_span_sequence_ids(
+        self, rollout_attempt_ids: Sequence[tuple[str, str]]
+    ) -> Sequence[int]:
+        """Return the next sequence id for each pair of rollout and attempt."""
+        if "get_many_span_sequence_ids" not in self._lacking:
+            operation = _BY_NAME["get_many_span_sequence_ids"]
+            try:
+                return await self._call(operation, {"rollout_attempt_ids": rollout_attempt_ids})
+            except UnknownRouteError:
+                self._note_lack(operation, "sequence ids are asked for one by one")
+        return [
+            (
+                await self._call(
+                    wire.NEXT_SPAN, {"rollout_id": rollout_id, "attempt_id": attempt_id}
+                )
+            )["sequence_id"]
+            for rollout_id, attempt_id in rollout_attempt_ids
+        ]
+
+    async def _add_one_by_one(self, spans: Sequence[Span]) -> list[Span]:
+        """Keep spans at a server of Agent Lightning 0.3, which answers null for a known one."""
+        operation = _BY_NAME["add_span"]
+        added: list[Span] = []
+        for span in spans:
+            response = await self._calls.send(operation, operation.path, encode_records(span))
+            if _answer(operation, response) is not None:
+                added.append(span)
+        return added
+
+    def _note_lack(self, operation: wire.Operation, instead: str) -> None:
+        logger.info(
+            "the store %s has no %s %s (Agent Lightning 0.3 has none): %s",
+            self.server_address,
+            operation.method,
+            operation.path,
+            instead,
+        )
+        self._lacking.add(operation.name)
 
     async def wait_for_rollouts(
         self,

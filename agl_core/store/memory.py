@@ -78,6 +78,7 @@ class InMemoryLightningStore(CollectionBasedLightningStore):
         )
         if self._evict_to >= self._evict_above:
             raise ValueError(
+                "safe_memory_threshold must be smaller than eviction_memory_threshold: "
                 f"safe_memory_threshold is {self._evict_to} bytes, not below "
                 f"eviction_memory_threshold, which is {self._evict_above}"
             )

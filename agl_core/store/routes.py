@@ -24,6 +24,7 @@ from agl_core.store import otlp_receiver, wire
 from agl_core.store.base import LightningStore
 from agl_core.store.guard import HEALTH_PATH, Guard
 from agl_core.store.json_text import encode_records
+from agl_core.store.older import with_later_methods
 from agl_core.store.payloads import OneSpan
 from agl_core.store.refusals import answer_to
 from agl_core.store.repeated import Repeated
@@ -47,7 +48,7 @@ class StoreApp:
     """Serves one store; its waits end when it stops."""
 
     def __init__(self, store: LightningStore, config: AppConfig) -> None:
-        self._store = store
+        self._store = with_later_methods(store)
         self._config = config
         self._repeated = Repeated()
         self._loop: asyncio.AbstractEventLoop | None = None

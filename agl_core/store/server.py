@@ -66,7 +66,10 @@ class LightningStoreServer(LightningStore):
     ) -> None:
         _check_launch(launch_mode, launcher_args, n_workers, tracker)
         if not store.capabilities.get("async_safe", False):
-            raise ValueError(f"{type(store).__name__} may not be used by several tasks at once")
+            raise ValueError(
+                "The store is not async-safe. Please use another store for the "
+                f"server: {type(store).__name__} may not be used by several tasks at once"
+            )
         self.store = store
         self._direct = LightningStoreThreaded(store)
         self._host = host or "127.0.0.1"

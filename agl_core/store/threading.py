@@ -3,19 +3,28 @@
 import asyncio
 import functools
 import inspect
+import math
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agl_core.errors import StoreError
 from agl_core.store.base import LightningStore, LightningStoreCapabilities
+from agl_core.store.older import with_later_methods
+from agl_core.store.waiting import check_timeout
+from agl_core.types.core import Rollout
+
+_WAIT_POLL_SECONDS = 0.1
 
 
 class LightningStoreThreaded(LightningStore):
     """Makes a store usable from any thread and event loop.
 
-    A store that is thread-safe is called where its caller is. Any other lives in an event loop of
-    its own, on a thread of its own, and calls are passed to it: no lock is held while one waits.
+    A store that is thread-safe and async-safe is called where its caller is. Any other lives in an
+    event loop of its own, on a thread of its own, and calls are passed to it; where it is not
+    async-safe, one after the other. `wait_for_rollouts` then asks again and again, so that what it
+    waits for can happen.
 
     Args:
         store: What is wrapped; closed with this one. Calls that it then still works on, and later
@@ -27,7 +36,10 @@ class LightningStoreThreaded(LightningStore):
         self._lock = threading.Lock()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        if not store.capabilities.get("thread_safe", False):
+        self._target = with_later_methods(store)
+        is_async_safe = store.capabilities.get("async_safe", False)
+        self._one_at_a_time = None if is_async_safe else asyncio.Lock()
+        if not (is_async_safe and store.capabilities.get("thread_safe", False)):
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
                 target=self._loop.run_forever, name="agl-store-threaded", daemon=True
@@ -77,7 +89,9 @@ class LightningStoreThreaded(LightningStore):
         with self._lock:
             if self._closed:
                 raise StoreError("the store is closed")
-            call = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
+            call = asyncio.run_coroutine_threadsafe(
+                self._in_turn(method, *args, **kwargs), self._loop
+            )
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -86,11 +100,39 @@ class LightningStoreThreaded(LightningStore):
                 raise StoreError("the store is closed") from None
             raise
 
+    async def _in_turn(
+        self, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method of the store, alone where it is not async-safe."""
+        if self._one_at_a_time is None:
+            return await method(*args, **kwargs)
+        async with self._one_at_a_time:
+            return await method(*args, **kwargs)
+
+    async def wait_for_rollouts(
+        self,
+        *,
+        rollout_ids: Sequence[str],
+        timeout: float | None = None,  # noqa: ASYNC109 - Agent Lightning's signature
+    ) -> list[Rollout]:
+        """Wait until these rollouts have ended and return those that have."""
+        wait = self._target.wait_for_rollouts
+        if self._one_at_a_time is None:
+            return await self._call(wait, rollout_ids=rollout_ids, timeout=timeout)
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            ended = await self._call(wait, rollout_ids=rollout_ids, timeout=0)
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if len(ended) == len(set(rollout_ids)) or left <= 0:
+                return ended
+            await asyncio.sleep(min(left, _WAIT_POLL_SECONDS))
+
 
 def _pass_on(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     @functools.wraps(getattr(LightningStore, name))
     async def method(self: LightningStoreThreaded, *args: Any, **kwargs: Any) -> Any:
-        return await self._call(getattr(self.store, name), *args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        return await self._call(getattr(self._target, name), *args, **kwargs)  # pyright: ignore[reportPrivateUsage]
 
     return method
 

@@ -2,11 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.util._decorator import _agnosticcontextmanager
 
 from agl_core import semconv
 from agl_core.types.tracer import Span as SpanRecord
@@ -14,14 +17,20 @@ from agl_core.types.tracer import Span as SpanRecord
 logger = logging.getLogger(__name__)
 
 
-class AttemptTrace:
-    """The spans of one attempt; safe to use from several threads."""
+class AttemptTrace(otel.Tracer):
+    """The spans of one attempt; safe to use from several threads.
+
+    It is also OpenTelemetry's tracer of that attempt: spans that it starts, in any thread, belong
+    to the attempt, below the current span of its trace, else below its root.
+    """
 
     def __init__(self, rollout_id: str, attempt_id: str, max_spans: int) -> None:
         self.rollout_id = rollout_id
         self.attempt_id = attempt_id
         self.max_spans = max_spans
         self.root: Span = otel.INVALID_SPAN
+        self.tracer: otel.Tracer = otel.NoOpTracer()
+        """Starts the spans; one that records nothing until a tracer opens the attempt."""
         self.dropped_spans = 0
         """Spans beyond `max_spans`; the root span is always kept."""
         self._lock = threading.Lock()
@@ -34,6 +43,41 @@ class AttemptTrace:
         self._on_end: Callable[[], None] | None = None
         self._before_close: dict[object, Callable[[], None]] | None = {}
         """None once they were called."""
+
+    def start_span(
+        self,
+        name: str,
+        context: otel_context.Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Mapping[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Span:
+        """Start a span of this attempt, with OpenTelemetry's arguments; the caller ends it."""
+        ids = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
+        context = self._context() if context is None else context
+        attributes = {**(attributes or {}), **ids}
+        return self.tracer.start_span(name, context, kind, attributes, *args, **kwargs)
+
+    @_agnosticcontextmanager
+    def start_as_current_span(
+        self, name: str, *args: Any, end_on_exit: bool = True, **kwargs: Any
+    ) -> Iterator[Span]:
+        """Start a span of this attempt that is the current one in the block."""
+        with otel.use_span(
+            self.start_span(name, *args, **kwargs),
+            end_on_exit=end_on_exit,
+            record_exception=kwargs.get("record_exception", True),
+            set_status_on_exception=kwargs.get("set_status_on_exception", True),
+        ) as span:
+            yield span
+
+    def _context(self) -> otel_context.Context | None:
+        """Return the attempt's root as the parent where the current span is of another trace."""
+        trace_id = self.root.get_span_context().trace_id
+        if otel.get_current_span().get_span_context().trace_id == trace_id:
+            return None
+        return otel.set_span_in_context(self.root)
 
     def spans(self) -> list[ReadableSpan]:
         """Return the spans that ended so far, in that order; all of them once closed."""
@@ -151,6 +195,30 @@ class AttemptTrace:
                 self.rollout_id,
                 self.attempt_id,
             )
+
+
+class ForeignTrace(AttemptTrace):
+    """An attempt that a tracer records in a way of its own.
+
+    Args:
+        rollout_id: The rollout.
+        attempt_id: The attempt of that rollout.
+        last_trace: Returns what the tracer recorded of it.
+    """
+
+    def __init__(
+        self, rollout_id: str, attempt_id: str, last_trace: Callable[[], list[Any]]
+    ) -> None:
+        super().__init__(rollout_id, attempt_id, max_spans=0)
+        self._last_trace = last_trace
+
+    def spans(self) -> list[Any]:
+        """Return the tracer's spans, in its own form and order."""
+        return list(self._last_trace())
+
+    def record(self, span: Any) -> SpanRecord:
+        """Return one of the spans as a record."""
+        return span if isinstance(span, SpanRecord) else super().record(span)
 
 
 def local_sequence_id(span: ReadableSpan) -> int:

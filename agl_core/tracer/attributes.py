@@ -1,6 +1,6 @@
 """Attributes of spans: nested values under dotted names, tags, links, exceptions. Pure functions.
 
-{"a": {"b": [1, 2]}}  <->  {"a.b.0": 1, "a.b.1": 2}
+{"a": {"b": [1, "x"], "c": [1, 2]}}  <->  {"a.b.0": 1, "a.b.1": "x", "a.c": [1, 2]}
 """
 
 import json
@@ -32,14 +32,14 @@ AnySpan = TypeVar("AnySpan", bound=_Span)
 
 
 def flatten_attributes(
-    nested: Mapping[str, Any] | Sequence[Any], expand_leaf_lists: bool = True
+    nested: Mapping[str, Any] | Sequence[Any], expand_leaf_lists: bool = False
 ) -> dict[str, Any]:
     """Return the leaves of nested mappings and lists under dotted names; what is empty is left out.
 
     Args:
         nested: Mappings with string keys, lists, and any leaves.
         expand_leaf_lists: Whether a list of primitives of one type is taken apart as well; else it
-            is a leaf.
+            stays one attribute, as OpenTelemetry records lists of one type.
 
     Raises:
         ValueError: A key is not a string or is empty, or two leaves have the same dotted name.
@@ -55,14 +55,20 @@ def flatten_attributes(
 def _leaves(path: str, value: Any, expand_leaf_lists: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         children = list(value.items())
-    elif isinstance(value, list | tuple) and (expand_leaf_lists or not _is_uniform(value)):
+    elif isinstance(value, list | tuple) and (
+        expand_leaf_lists or not path or not value or not _is_uniform(value)
+    ):
         children = [(str(number), child) for number, child in enumerate(value)]
     else:
         yield path, value
         return
     for name, child in children:
         if not isinstance(name, str):
-            raise ValueError(f"attribute name {name!r} under {path!r} is not a string")
+            raise ValueError(
+                f"Only string keys are supported in dictionaries, got '{name}' of "
+                f"type {type(name)} in {path}: attribute name {name!r} under {path!r} is not a "
+                "string"
+            )
         if not name:
             raise ValueError(f"an attribute name under {path!r} is empty")
         yield from _leaves(f"{path}.{name}" if path else name, child, expand_leaf_lists)
@@ -175,10 +181,15 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
     """
     for name, value in attributes.items():
         if not isinstance(name, str):
-            raise ValueError(f"attribute name {name!r} is not a string")
+            raise ValueError(
+                f"Attribute key must be a string, got {type(name)} for key "
+                f"'{name}': attribute name {name!r} is not a string"
+            )
         if isinstance(value, Primitive) or (isinstance(value, list | tuple) and _is_uniform(value)):
             continue
         raise ValueError(
+            "Attribute value must be a string, int, float, bool, or list of these, got "
+            f"{type(value)} for value '{value!r:.80}': "
             f"attribute {name!r} is a {type(value).__name__}; only str, bool, int, float and lists "
             "of one of them can be recorded"
         )
@@ -221,7 +232,10 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, str]:
     attributes: dict[str, str] = {}
     for number, (key, value) in enumerate(links.items()):
         if not isinstance(value, str):
-            raise ValueError(f"link {key!r} is a {type(value).__name__}, not a string")
+            raise ValueError(
+                f"Link value must be a string, got {type(value)} for key '{key}': "
+                f"link {key!r} is a {type(value).__name__}, not a string"
+            )
         attributes[f"{semconv.LINK_PREFIX}.{number}.key_match"] = key
         attributes[f"{semconv.LINK_PREFIX}.{number}.value_match"] = value
     return attributes

@@ -1,15 +1,22 @@
 """What a tracer promises: attempts, spans in them, and their way to a store.
 
 A tracer implements three things (`attempt`, `start_span`, `start_call`); what users and emitters
-call is built on them here. Many attempts may be open at once.
+call is built on them here. Many attempts may be open at once. One that overrides `trace_context`
+alone, as Agent Lightning allows, runs too: what it yields is its own, and it stores its spans
+itself; emitters and the recording proxy need the three.
 """
 
+import functools
 import logging
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 from opentelemetry import trace as otel
 from opentelemetry.trace import Span as OtelSpan
 
-from agl_core.errors import AglError
+from agl_core.errors import AglError, TraceError
 from agl_core.store.base import LightningStore
 from agl_core.tracer.attempt_trace import AttemptTrace
 from agl_core.tracer.current import clear_active_tracer as clear_active_tracer
@@ -53,14 +60,13 @@ class ModelCall:
     forgets it."""
 
 
-class Tracer(ParallelWorkerBase, ABC):
+class Tracer(ParallelWorkerBase):
     """Records the spans of many attempts at once."""
 
     def __init__(self) -> None:
         self._store: LightningStore | None = None
         self._last_trace: AttemptTrace | None = None
 
-    @abstractmethod
     def attempt(
         self, rollout_id: str, attempt_id: str, *, name: str | None = None
     ) -> AbstractContextManager[AttemptTrace]:
@@ -74,8 +80,8 @@ class Tracer(ParallelWorkerBase, ABC):
         Raises:
             ValueError: The same attempt is open already.
         """
+        raise self._not_implemented("attempt")
 
-    @abstractmethod
     def start_span(
         self,
         name: str,
@@ -89,14 +95,21 @@ class Tracer(ParallelWorkerBase, ABC):
             attributes: What is known at its start.
             start_time: In UTC epoch seconds; None for now.
         """
+        raise self._not_implemented("start_span")
 
-    @abstractmethod
     def start_call(self, rollout_id: str, attempt_id: str) -> ModelCall:
         """Start the span of a model call by the attempt's ids, from any thread.
 
         Raises:
-            TraceError: No such attempt is open.
+            TraceError: No such attempt is open, or the tracer records no calls.
         """
+        raise TraceError(
+            f"{type(self).__name__} does not implement start_call, so the recording proxy cannot "
+            "record model calls with it; use OtelTracer, or implement it"
+        )
+
+    def _not_implemented(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} does not implement {method}")
 
     # For runners.
 
@@ -157,7 +170,10 @@ class Tracer(ParallelWorkerBase, ABC):
             TransientError: They could not be stored in time.
         """
         if (rollout_id is None) != (attempt_id is None):
-            raise ValueError("rollout_id and attempt_id must be given together or not at all")
+            raise ValueError(
+                "rollout_id and attempt_id must be either all provided or all "
+                "None: rollout_id and attempt_id must be given together or not at all"
+            )
         store = store or self._store
         if rollout_id is None or attempt_id is None:
             rollout_id, attempt_id = _own_ids()
@@ -285,6 +301,29 @@ class Tracer(ParallelWorkerBase, ABC):
             raise
         finally:
             recording.finalize(end_time)
+
+
+def with_active_tracer_context(
+    method: Callable[..., AbstractAsyncContextManager[T]],
+) -> Callable[..., AbstractAsyncContextManager[T]]:
+    """Decorate the `trace_context` of a tracer of one's own: inside the block, the tracer records
+    what the running code emits.
+    """
+
+    @functools.wraps(method)
+    @asynccontextmanager
+    async def decorated(self: Tracer, *args: Any, **kwargs: Any) -> AsyncGenerator[T]:
+        is_active = get_active_tracer() is not None
+        if not is_active:
+            set_active_tracer(self)
+        try:
+            async with method(self, *args, **kwargs) as given:
+                yield given
+        finally:
+            if not is_active:
+                clear_active_tracer()
+
+    return decorated
 
 
 def _own_ids() -> tuple[str, str]:

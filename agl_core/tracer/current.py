@@ -49,7 +49,10 @@ def set_active_tracer(tracer: "Tracer") -> None:
         ValueError: A tracer is active already.
     """
     if get_active_tracer() is not None:
-        raise ValueError("a tracer is active here already; call clear_active_tracer() first")
+        raise ValueError(
+            "An active tracer is already set. Cannot set a new one: a tracer is "
+            "active here already; call clear_active_tracer() first"
+        )
     _active_tracer.set(tracer)
 
 

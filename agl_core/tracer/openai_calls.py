@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import Span
 
 from agl_core import semconv
-from agl_core.llm_proxy.capture import JsonObject, check_answer, request_attributes
+from agl_core.llm_proxy.answer_shape import check_answer
+from agl_core.llm_proxy.capture import JsonObject, request_attributes
 from agl_core.llm_proxy.capture import response_attributes as answer_attributes
 from agl_core.llm_proxy.stream import StreamedAnswer
 from agl_core.tracer.attempt_trace import AttemptTrace

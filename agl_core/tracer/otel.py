@@ -126,6 +126,7 @@ class OtelTracer(Tracer):
             trace.root = self._otel.start_span(
                 name or semconv.ROLLOUT_SPAN, otel_context.Context(), attributes=_here()
             )
+            trace.tracer = self._otel
             with otel.use_span(trace.root, end_on_exit=True):
                 try:
                     yield trace

@@ -105,7 +105,10 @@ def instantiate_from_spec(
         elif dict_default_cls is not None and not dict_requires_type:
             found = dict_default_cls
         else:
-            raise ConfigError(f"{spec_name}: a dict needs a 'type', its class; got {dict(spec)!r}")
+            raise ConfigError(
+                f"{spec_name} dict must have a 'type' key with the class full "
+                f"name ({spec_name}: a dict needs a 'type', its class); got {dict(spec)!r}"
+            )
     if isinstance(found, type) or (callable(found) and kwargs):
         return instantiate_component(found, kwargs, optional_defaults)
     if kwargs:

@@ -165,7 +165,9 @@ class Trainer:
         algorithm = self.algorithm or load_class(f"{_FAST}.Baseline")()
         if not isinstance(algorithm, fast):
             raise TypeError(
-                f"dev() tries an agent, and {type(algorithm).__name__} is no FastAlgorithm; leave "
+                "Trainer.dev() requires an algorithm that inherits from FastAlgorithm. "
+                f"Received {type(algorithm).__name__}: dev() tries an agent, and "
+                f"{type(algorithm).__name__} is no FastAlgorithm; leave "
                 "algorithm out for Baseline, or call fit()"
             )
         if train_dataset is None and val_dataset is None:

@@ -69,6 +69,19 @@ def find_end_ids(folder: Path) -> frozenset[int]:
     return frozenset(found)
 
 
+def find_vocabulary_size(folder: Path) -> int | None:
+    """Return how many tokens a policy has embeddings for, by its `config.json`; None where that
+    does not say.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    holders = (config, config.get("text_config")) if isinstance(config, dict) else ()
+    sizes = [holder.get("vocab_size") for holder in holders if isinstance(holder, dict)]
+    return next((size for size in sizes if type(size) is int and size > 0), None)
+
+
 def find_vocabulary(folder: Path) -> TokenizerVocabulary | None:
     """Return the vocabulary of a policy, or None where it has no `tokenizer.json` or the library
     `tokenizers` is missing.

@@ -105,6 +105,7 @@ class AttemptedRollout(Rollout):
     def _same_rollout(self) -> Self:
         if self.attempt.rollout_id != self.rollout_id:
             raise ValueError(
+                "Inconsistent rollout_id between Rollout and Attempt: "
                 f"attempt belongs to rollout {self.attempt.rollout_id}, not {self.rollout_id}"
             )
         return self
@@ -151,7 +152,7 @@ class Triplet(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-class PaginatedResult(BaseModel, Generic[T_co]):
+class PaginatedResult(BaseModel, Sequence[T_co], Generic[T_co]):
     """One page of an answer; a sequence of its items."""
 
     model_config = _RECORD

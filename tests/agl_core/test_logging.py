@@ -97,3 +97,17 @@ def test_the_old_name_says_what_to_call(capsys):
 def test_an_unknown_level_is_refused():
     with pytest.raises(ValueError, match="LOUD"):
         setup("LOUD")
+
+
+def test_other_loggers_are_disabled_where_that_is_asked_for():
+    other, ours = logging.getLogger("someone.else"), logging.getLogger("agl_core.some_module")
+    try:
+        setup(disable_existing_loggers=False)
+        assert not other.disabled
+        setup(disable_existing_loggers=True)
+        assert other.disabled
+        assert not ours.disabled
+    finally:
+        for logger in list(logging.root.manager.loggerDict.values()):
+            if isinstance(logger, logging.Logger):
+                logger.disabled = False

@@ -6,11 +6,22 @@ tensors, `worker` drives the update, and `platform_cpu` lets both run where ther
 three load torch and VERL (about 12 s).
 """
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from agl_core.errors import ConfigError
 
-__all__ = ["check_installed"]
+if TYPE_CHECKING:  # it imports this package
+    from agl_core.algorithm.verl.algorithm import VERL
+
+__all__ = ["VERL", "check_installed"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "VERL":  # Agent Lightning's path
+        return import_module("agl_core.algorithm.verl.algorithm").VERL
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def check_installed() -> None:

@@ -8,10 +8,9 @@ ledger could run code here. This one reads tensors, numbers, text and containers
 import pickle
 import tempfile
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,8 +26,8 @@ with quiet_imports():
     )
     from verl.utils.fsdp_utils import get_fsdp_state_ctx
 
-_ARRAY = np.random.get_state(legacy=True)[1]
-_SAFE_GLOBALS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+_ARRAY: Any = cast(tuple[Any, ...], np.random.get_state(legacy=True))[1]
+_SAFE_GLOBALS: list[Any] = [
     _ARRAY.__reduce__()[0],
     (_ARRAY.__reduce__()[0], "numpy.core.multiarray._reconstruct"),  # as numpy 1 names it
     np.ndarray,

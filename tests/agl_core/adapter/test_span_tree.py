@@ -17,7 +17,7 @@ def test_children_are_in_the_order_of_the_list():
 
 
 def test_no_spans_make_no_tree():
-    with pytest.raises(ValueError, match="no spans"):
+    with pytest.raises(ValueError, match="No spans provided"):
         TraceTree.from_spans([])
 
 

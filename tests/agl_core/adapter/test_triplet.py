@@ -134,6 +134,18 @@ def test_siblings_alone_are_followed_if_asked_for():
     assert emitted(TracerTraceToTriplet().adapt(spans)) == [[], [0.5, 1.0]]
 
 
+def test_under_first_sibling_the_last_reward_stays_with_its_agent():
+    spans = [
+        make_agent("one", 0, 9, "one"),
+        make_agent("two", 0, 9, "two"),
+        make_llm_span("a", 1, 2, parent="one"),
+        make_llm_span("b", 3, 4, parent="two"),
+        make_reward("x", 5, 0.5, parent="one"),
+    ]
+    adapter = TracerTraceToTriplet(reward_match="first_sibling")
+    assert rewards(adapter.adapt(spans)) == [0.5, None]
+
+
 def test_a_linked_reward_belongs_to_the_call_that_it_names():
     link = make_link(0, "gen_ai.response.id", "r-a") | make_link(1, "span_id", "a")
     spans = [make_llm_span("a", 0, 1), make_llm_span("b", 2, 3)]
@@ -532,7 +544,7 @@ def test_nothing_is_lost_and_nothing_counts_twice(
         span.attributes[semconv.PRIMARY_REWARD_VALUE] for span in all_rewards
     )
     assert report.final_reward == find_final_reward(spans)
-    if triplets:
+    if triplets and policy is RewardMatchPolicy.FIRST_OCCURRENCE:
         assert triplets[-1].reward == find_final_reward(spans)
     assert all(triplet.response["token_ids"] for triplet in triplets)
 

@@ -13,7 +13,8 @@ from agl_core.types.tracer import Span, TraceStatus
 
 TRIED = TriedRollout(index=3, rollout_id="ro-ledger", attempt_id="at-1", attempt=2)
 ROLLOUT = Rollout(rollout_id="ro-store", input={}, start_time=10.0, end_time=14.0)
-CALL = {semconv.PROMPT_TOKEN_IDS: [1], semconv.RESPONSE_TOKEN_IDS: [2], semconv.INPUT_TOKENS: 1}
+IDS = {semconv.PROMPT_TOKEN_IDS: [1], semconv.RESPONSE_TOKEN_IDS: [2], semconv.LOGPROBS: [-0.5]}
+CALL = {**IDS, semconv.INPUT_TOKENS: 1}
 
 
 def attempt(status, **more) -> Attempt:
@@ -79,3 +80,35 @@ def test_a_failed_call_keeps_its_reason():
     outcome = judge_stored(TRIED, ROLLOUT, attempt("succeeded"), [failed, reward(1.0)]).outcome
     assert outcome.kind is FailureKind.NO_TRACE
     assert "no ids" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({semconv.RESPONSE_TOKEN_IDS: [9]}, "response token ids: 9 at position 0 is no token"),
+        ({semconv.PROMPT_TOKEN_IDS: [1, -1]}, "prompt token ids: -1 at position 1 is no token"),
+        ({semconv.PROMPT_TOKEN_IDS: [2**40]}, "1099511627776 at position 0"),
+        ({semconv.RESPONSE_TOKEN_IDS: ["2"]}, "not a list of integers"),
+        ({semconv.RESPONSE_TOKEN_IDS: "[2]"}, "not a list of integers"),
+        ({semconv.LOGPROBS: [0.25]}, "a log-prob is above 0: 0.25 at position 0"),
+        ({semconv.LOGPROBS: [math.nan]}, "a log-prob is not finite: nan at position 0"),
+        ({semconv.LOGPROBS: [-0.5, -0.5]}, "1 response token ids but 2 log-probs"),
+    ],
+)
+def test_one_impossible_call_makes_its_rollout_no_trace_whoever_recorded_it(wrong, reason):
+    calls = [span(semconv.LLM_CALL_SPAN, IDS), span(semconv.LLM_CALL_SPAN, {**IDS, **wrong})]
+    succeeded = attempt("succeeded")
+    spans = [*calls, reward(1.0)]
+    outcome = judge_stored(TRIED, ROLLOUT, succeeded, spans, vocabulary_size=9).outcome
+    assert (outcome.kind, outcome.reward) == (FailureKind.NO_TRACE, None)
+    assert outcome.message.startswith("model call 1 cannot be trained on: ")
+    assert reason in outcome.message
+
+
+def test_what_the_model_server_said_is_in_the_message_of_an_agent_that_failed():
+    refused = span(semconv.LLM_CALL_SPAN, {semconv.HTTP_STATUS: 400})
+    words = "the model server answered HTTP 400: top_k is not supported"
+    refused.status = TraceStatus(status_code="ERROR", description=words)
+    failed = attempt("failed", failure_kind="agent_error", failure_message="ValueError: no")
+    outcome = judge_stored(TRIED, ROLLOUT, failed, [refused]).outcome
+    assert outcome.message == f"ValueError: no ({words})"

@@ -322,7 +322,9 @@ def test_the_environment_says_what_arguments_do_not(monkeypatch: pytest.MonkeyPa
     strategy = ClientServerExecutionStrategy("algorithm", "h", 1)
     assert (strategy.role, strategy.server_host, strategy.server_port) == ("algorithm", "h", 1)
     monkeypatch.setenv("AGL_CURRENT_ROLE", "boss")
-    with pytest.raises(ConfigError, match="role must be one of algorithm, runner, both; got 'bo"):
+    with pytest.raises(
+        ConfigError, match="role must be one of 'algorithm', 'runner', or 'both'; got 'bo"
+    ):
         ClientServerExecutionStrategy()
 
 
@@ -330,11 +332,14 @@ def test_the_environment_says_what_arguments_do_not(monkeypatch: pytest.MonkeyPa
     ("options", "message"),
     [
         ({"n_runners": 0}, "n_runners must be at least 1; got 0"),
-        ({"n_runners": 2, "main_process": "runner"}, "needs role 'both' and one runner"),
-        ({"role": "algorithm", "main_process": "runner"}, "needs role 'both' and one runner"),
-        ({"main_process": "both"}, "main_process must be one of algorithm, runner"),
-        ({"start_method": "forkserver"}, "start_method must be one of fork, spawn"),
-        ({"on_runner_crash": "ignore"}, "on_runner_crash must be one of restart, end"),
+        ({"n_runners": 2, "main_process": "runner"}, "requires n_runners to be 1; here are role"),
+        (
+            {"role": "algorithm", "main_process": "runner"},
+            "requires n_runners to be 1; here are role",
+        ),
+        ({"main_process": "both"}, "main_process must be 'algorithm' or 'runner'"),
+        ({"start_method": "forkserver"}, "start_method must be 'fork' or 'spawn'"),
+        ({"on_runner_crash": "ignore"}, "on_runner_crash must be 'restart' or 'end'"),
         ({"max_restarts": -1}, "max_restarts must be at least 0"),
         ({"role": "runner", "server_port": 0}, "a runner needs the port"),
     ],

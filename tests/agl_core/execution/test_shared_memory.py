@@ -104,7 +104,7 @@ def test_a_store_that_is_not_thread_safe_must_be_managed():
     [
         ({"n_runners": 0}, "n_runners must be at least 1"),
         ({"n_runners": 2, "main_thread": "runner"}, "main_thread='runner' needs one runner"),
-        ({"main_thread": "both"}, "main_thread must be runner or algorithm"),
+        ({"main_thread": "both"}, "main_thread must be 'algorithm' or 'runner'"),
         ({"join_timeout": -1}, "join_timeout must be at least 0"),
     ],
 )

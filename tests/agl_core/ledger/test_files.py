@@ -34,6 +34,24 @@ def test_a_newer_version_is_refused(storage: Storage):
         files.read_table(storage, Unrecorded("t.parquet"), REQUESTS)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda table: table.drop(["group"]), "it has no column group"),
+        (lambda table: table.rename_columns({"row": "line"}), "it has no column row"),
+        (
+            lambda table: table.set_column(3, "row", table["row"].cast(pa.string())),
+            "its column row holds string, expected int32",
+        ),
+    ],
+)
+def test_a_table_with_other_columns_than_its_schema_is_one_sentence(storage: Storage, spoil, words):
+    spoiled = spoil(make_requests(2)).replace_schema_metadata(REQUESTS.metadata)
+    ref = files.put_table(storage, "t.parquet", spoiled)
+    with pytest.raises(LedgerError, match=words):
+        files.read_table(storage, ref, REQUESTS)
+
+
 def test_a_table_says_which_version_it_was_written_with(storage: Storage):
     old = TRIPLETS.with_metadata({b"agl.schema": b"triplets", b"agl.schema_version": b"2"})
     kept = {

@@ -37,6 +37,16 @@ def test_a_value_that_its_column_cannot_take_is_kept_beside_it(
     assert json.loads(row["attributes"])[attribute] == value
 
 
+@pytest.mark.parametrize(
+    ("reasons", "first"), [(["stop", "length"], "stop"), ("stop", "stop"), ([0], None), ([], None)]
+)
+def test_a_finish_reason_is_the_first_text_whatever_was_recorded(reasons: Any, first: str | None):
+    spans = record(lambda tracer: tracer.create_span("x", {semconv.FINISH_REASONS: reasons}))
+    row = spans_to_table([(0, spans)]).to_pylist()[0]
+    assert row["finish_reason"] == first
+    assert (semconv.FINISH_REASONS in json.loads(row["attributes"])) == (first is None)
+
+
 def test_a_number_without_a_mean_is_no_annotation():
     notes = {"nan": float("nan"), "inf": float("inf"), "huge": 10**400, "good": True, "n": 2}
     spans = record(lambda tracer: emit_annotation(notes))

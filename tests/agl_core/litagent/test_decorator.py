@@ -99,9 +99,9 @@ async def test_the_wrong_variant_is_refused():
         MODEL,
         ATTEMPTED,
     )
-    with pytest.raises(RuntimeError, match="is async"):
+    with pytest.raises(RuntimeError, match="is asynchronous"):
         rollout(async_agent).rollout(7, resources, ATTEMPTED)
-    with pytest.raises(RuntimeError, match="is not async"):
+    with pytest.raises(RuntimeError, match="is synchronous"):
         await rollout(sync_agent).rollout_async(7, resources, ATTEMPTED)
 
 

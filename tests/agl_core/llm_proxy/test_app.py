@@ -116,7 +116,8 @@ def test_backend_error_passes_through_and_is_recorded(status):
         span = setup.last_call()
         assert not span.status.is_ok
         assert span.attributes[semconv.HTTP_STATUS] == status
-        assert span.status.description == f"the model server answered HTTP {status}"
+        reason = f"the model server answered HTTP {status}: scripted failure {status}"
+        assert span.status.description == reason
         assert setup.call().status_code == 200
         assert setup.last_call().attributes[semconv.CALL_INDEX] == 1
 

@@ -64,6 +64,9 @@ def test_answer_is_recorded():
         (make_answer(ids=("a", "b")), "no token ids"),
         (make_answer(logprobs=(None, -0.1)), "no log-probs"),
         (make_answer(logprobs=(float("-inf"), -0.1)), "not finite"),
+        (make_answer(logprobs=(0.5, -0.1)), "above 0"),
+        (make_answer(ids=(5, -6)), "-6 at position 1 is no token"),
+        (make_answer(prompt_ids=(2**31,)), "prompt token ids: 2147483648 at position 0"),
     ],
 )
 def test_answer_that_cannot_be_trained_on_has_a_reason(answer, words):

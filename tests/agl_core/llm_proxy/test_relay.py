@@ -264,7 +264,8 @@ def test_error_of_the_backend_passes_through(status):
         with stream(setup) as response:
             assert response.status_code == status
             assert f"scripted failure {status}" in response.read().decode()
-        assert setup.last_call().status.description == f"the model server answered HTTP {status}"
+        reason = f"the model server answered HTTP {status}: scripted failure {status}"
+        assert setup.last_call().status.description == reason
 
 
 def test_stream_of_another_policy_is_refused():

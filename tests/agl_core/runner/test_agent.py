@@ -187,7 +187,8 @@ async def test_an_empty_list_is_fine_and_said(store, start_runner, caplog):
         (float("inf"), "ValueError: a reward must be finite"),
         (
             [SpanCoreFields(name="a"), Span.from_attributes(attributes={})],
-            "ValueError: the agent returned spans of different kinds: Span, SpanCoreFields",
+            "ValueError: Invalid raw result type: the agent returned spans of different kinds: "
+            "Span, SpanCoreFields",
         ),
     ],
 )
@@ -727,7 +728,7 @@ def test_a_runner_that_is_not_set_up_says_what_is_missing():
     ):
         with pytest.raises(ValueError, match=words):
             getter()
-    with pytest.raises(RuntimeError, match=r"await iter\(\) or step\(\)"):
+    with pytest.raises(RuntimeError, match=r"Use iter\(\) or step\(\)"):
         runner.run()
 
 

@@ -193,6 +193,20 @@ async def test_an_agent_that_exits_fails_its_rollout_alone(
     assert "in exits" in outcome.traceback
 
 
+async def test_tokens_beyond_the_policys_vocabulary_fail_their_rollout(
+    rollouts: FaultySet, server, tmp_path: Path
+):
+    iteration = IterationLedger(open_storage(str(tmp_path)), "run", 0)
+    small = FaultySet(iteration, "val-v000000")
+    small.write_requests(rollouts.read_requests(), POLICY, {"max_tokens": 4}, vocabulary_size=50)
+    small.claim(range(6))
+    shard = make_shard(small, server)
+    async with shard.serving():
+        outcome = await shard.run_attempt(0, attempt=1)
+    assert outcome.kind is FailureKind.NO_TRACE
+    assert "no token of the policy, whose last one is 49" in outcome.message
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_cancelled_attempt_is_kept_and_its_rollout_unfinished(
     rollouts: FaultySet, server: ScriptedModelServer, is_async: bool

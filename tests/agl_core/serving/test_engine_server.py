@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agl_core.serving.conversation import TokenizeRequest
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
@@ -106,7 +108,9 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
         ({"tools": []}, "tools"),
         ({"tools": [TOOL]}, "tools: the policy's chat template does not show them"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls: false"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
         ({"forced_token_ids": [9]}, "forced_token_ids: for tests only"),
         ({"min_p": 0.1}, "min_p"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -123,7 +127,9 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "name and tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]}, "tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "refusal"),
+        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "audio"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [BROKEN_CALL]}]}, "arguments of add"),
@@ -142,6 +148,45 @@ async def test_unsupported_request_is_400_and_names_the_field(
     assert named in error["message"]
     assert error["type"] == "invalid_request_error"
     assert error["code"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"safety_identifier": "s", "prompt_cache_key": "k", "prediction": {"type": "content"}},
+        {"logit_bias": {}, "modalities": ["text"], "functions": [], "audio": None},
+        {"parallel_tool_calls": False, "reasoning_effort": None, "web_search_options": None},
+        {"ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True, "priority": 0},
+        {"add_generation_prompt": True, "continue_final_message": False},
+    ],
+)
+async def test_fields_that_say_nothing_about_the_answer_change_nothing(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    asked = {"seed": 5, "return_token_ids": True}
+    answers = [await chat(client, **asked), await chat(client, **asked, **fields)]
+    assert [answer.status_code for answer in answers] == [200, 200], answers[1].text
+    first, second = (answer.json()["choices"][0]["token_ids"] for answer in answers)
+    assert first == second
+
+
+def test_messages_as_clients_of_the_field_send_them_reach_the_template() -> None:
+    cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    nothing = {"function_call": None, "audio": None, "annotations": [{"type": "url_citation"}]}
+    sent = [
+        {"role": "user", "content": [cached], "name": "me"},
+        {"role": "assistant", "content": "46", "refusal": None, "tool_calls": None, **nothing},
+        {"role": "assistant", "content": None, "refusal": "no", "reasoning_content": "why"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "never"}]},
+    ]
+    request = TokenizeRequest.model_validate_json(json.dumps({"model": "m", "messages": sent}))
+    assert request.template_messages() == [
+        {"role": "user", "content": "hi", "name": "me"},
+        {"role": "assistant", "content": "46"},
+        {"role": "assistant", "content": "no", "reasoning_content": "why"},
+        {"role": "assistant", "content": "never"},
+    ]
 
 
 async def test_neutral_values_and_echoed_messages_are_taken(client: httpx.AsyncClient) -> None:
