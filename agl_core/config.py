@@ -5,9 +5,10 @@ the record.
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     ValidationError,
@@ -23,7 +24,21 @@ _SECRET = re.compile(
     r"|[a-z]+://\S*[?&](x-amz-signature|x-goog-signature|sig|token|access_token|api_key|password)=",
     re.IGNORECASE,
 )
-RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+
+
+def check_run_id(run_id: str) -> str:
+    """Return the id, or raise.
+
+    Raises:
+        ValueError: It cannot stand in every store's keys and in Prefect's names.
+    """
+    if not re.fullmatch(_RUN_ID_PATTERN, run_id):
+        raise ValueError(
+            f"run id {run_id!r:.80}: use up to 63 lowercase letters, digits and dashes, "
+            "a letter or a digit first"
+        )
+    return run_id
 
 
 SettingsT = TypeVar("SettingsT", bound=_Settings)
@@ -177,7 +192,9 @@ class AlgorithmSettings(_Settings):
 class RunConfig(_Settings):
     """One training campaign. Relative paths are relative to the working directory."""
 
-    run_id: str = Field(pattern=RUN_ID_PATTERN)
+    run_id: Annotated[str, AfterValidator(check_run_id)] = Field(
+        json_schema_extra={"pattern": _RUN_ID_PATTERN}
+    )
     """Name of the run in the ledger and in Prefect: lowercase letters, digits, dashes."""
     ledger: str
     """A local folder, or `s3://bucket/prefix`."""
@@ -253,8 +270,9 @@ def check_settings(kind: type[SettingsT], values: dict[str, Any]) -> SettingsT:
 def _problem(kind: type[BaseModel], place: tuple[int | str, ...], error: str, text: str) -> str:
     """Return one problem in words, with the setting that was probably meant."""
     name = ".".join(map(str, place))
+    text = text.removeprefix("Value error, ")
     if not name:  # of the whole, whose text names the setting
-        return text.removeprefix("Value error, ")
+        return text
     if error != "extra_forbidden":
         return f"{name}: {text}"
     for part in place[:-1]:
