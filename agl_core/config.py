@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -25,6 +26,9 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+
+_SECRET_NAME = re.compile(r"(TOKEN|_KEY|SECRET|PASSWORD)$", re.IGNORECASE)
+"""Of environment variables, as HF_TOKEN and AWS_SECRET_ACCESS_KEY."""
 
 
 def check_run_id(run_id: str) -> str:
@@ -98,7 +102,18 @@ class VllmSettings(_Settings):
     args: tuple[str, ...] = ()
     """More arguments of vLLM's OpenAI server, for example `--max-model-len`, `2048`."""
     env: dict[str, str] = Field(default_factory=dict)
-    """More environment variables of it."""
+    """More environment variables of it, which become part of the run's record; it has those of the
+    run's own process too."""
+
+    @field_validator("env")
+    @classmethod
+    def _has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        if secret := next(filter(_SECRET_NAME.search, env), None):
+            raise ValueError(
+                f"{secret} would become part of the run's record; set it in the environment of "
+                "the run's process, which vLLM gets too"
+            )
+        return env
 
 
 class ServingSettings(_Settings):
