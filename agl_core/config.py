@@ -5,12 +5,14 @@ the record.
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -23,7 +25,24 @@ _SECRET = re.compile(
     r"|[a-z]+://\S*[?&](x-amz-signature|x-goog-signature|sig|token|access_token|api_key|password)=",
     re.IGNORECASE,
 )
-RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+
+_SECRET_NAME = re.compile(r"(TOKEN|_KEY|SECRET|PASSWORD)$", re.IGNORECASE)
+"""Of environment variables, as HF_TOKEN and AWS_SECRET_ACCESS_KEY."""
+
+
+def check_run_id(run_id: str) -> str:
+    """Return the id, or raise.
+
+    Raises:
+        ValueError: It cannot stand in every store's keys and in Prefect's names.
+    """
+    if not re.fullmatch(_RUN_ID_PATTERN, run_id):
+        raise ValueError(
+            f"run id {run_id!r:.80}: use up to 63 lowercase letters, digits and dashes, "
+            "a letter or a digit first"
+        )
+    return run_id
 
 
 SettingsT = TypeVar("SettingsT", bound=_Settings)
@@ -83,7 +102,18 @@ class VllmSettings(_Settings):
     args: tuple[str, ...] = ()
     """More arguments of vLLM's OpenAI server, for example `--max-model-len`, `2048`."""
     env: dict[str, str] = Field(default_factory=dict)
-    """More environment variables of it."""
+    """More environment variables of it, which become part of the run's record; it has those of the
+    run's own process too."""
+
+    @field_validator("env")
+    @classmethod
+    def _has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        if secret := next(filter(_SECRET_NAME.search, env), None):
+            raise ValueError(
+                f"{secret} would become part of the run's record; set it in the environment of "
+                "the run's process, which vLLM gets too"
+            )
+        return env
 
 
 class ServingSettings(_Settings):
@@ -177,7 +207,9 @@ class AlgorithmSettings(_Settings):
 class RunConfig(_Settings):
     """One training campaign. Relative paths are relative to the working directory."""
 
-    run_id: str = Field(pattern=RUN_ID_PATTERN)
+    run_id: Annotated[str, AfterValidator(check_run_id)] = Field(
+        json_schema_extra={"pattern": _RUN_ID_PATTERN}
+    )
     """Name of the run in the ledger and in Prefect: lowercase letters, digits, dashes."""
     ledger: str
     """A local folder, or `s3://bucket/prefix`."""
@@ -253,8 +285,9 @@ def check_settings(kind: type[SettingsT], values: dict[str, Any]) -> SettingsT:
 def _problem(kind: type[BaseModel], place: tuple[int | str, ...], error: str, text: str) -> str:
     """Return one problem in words, with the setting that was probably meant."""
     name = ".".join(map(str, place))
+    text = text.removeprefix("Value error, ")
     if not name:  # of the whole, whose text names the setting
-        return text.removeprefix("Value error, ")
+        return text
     if error != "extra_forbidden":
         return f"{name}: {text}"
     for part in place[:-1]:

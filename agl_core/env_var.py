@@ -100,9 +100,12 @@ def bypass_proxies(host: str = "") -> None:
 
 
 def engine_token() -> SecretStr | None:
-    """Return the bearer token of the model engine, or None where none is set."""
-    token = os.environ.get(ENGINE_TOKEN)
-    return SecretStr(token) if token else None
+    """Return the bearer token of the model engine, or None where none is set.
+
+    Raises:
+        ConfigError: It cannot be sent.
+    """
+    return _sendable(os.environ.get(ENGINE_TOKEN), "the engine's token (AGL_ENGINE_TOKEN)")
 
 
 def engine_key() -> str | None:
@@ -116,15 +119,19 @@ def store_token(override: SecretStr | str | None = None) -> SecretStr | None:
     set.
 
     Raises:
-        ConfigError: It cannot be sent: it is not of printable ASCII characters without spaces.
+        ConfigError: It cannot be sent.
     """
     if isinstance(override, SecretStr):
         override = override.get_secret_value()
-    token = override or os.environ.get(STORE_TOKEN)
+    return _sendable(override or os.environ.get(STORE_TOKEN), "the store's token")
+
+
+def _sendable(token: str | None, what: str) -> SecretStr | None:
+    """Return a token that can be a header; HTTP clients repeat one that cannot in their errors."""
     if not token:
         return None
     if not all("!" <= character <= "~" for character in token):
-        raise ConfigError("the store's token must be printable ASCII without spaces")
+        raise ConfigError(f"{what} must be printable ASCII without spaces")
     return SecretStr(token)
 
 

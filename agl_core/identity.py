@@ -11,7 +11,14 @@ from typing import Any
 
 from agl_core.errors import ConfigError
 from agl_core.ledger.run import BaseModelRecord
-from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
+from agl_core.ledger.storage import is_key_segment
+from agl_core.serving.weights import (
+    chat_template_digest,
+    companion_files,
+    tokenizer_digest,
+    weight_files,
+    weights_digest,
+)
 from agl_core.types.training import PolicyRef
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -33,7 +40,8 @@ def base_model(folder: str) -> BaseModelRecord:
     """Return the record of a local Hugging Face folder.
 
     Raises:
-        ConfigError: There is no such folder, or it holds no safetensors file.
+        ConfigError: There is no such folder, it holds no safetensors file, or the ledger could not
+            keep one of its files under its name.
     """
     path = Path(folder).expanduser().resolve()
     if not path.exists() and _HUB_NAME.fullmatch(folder):
@@ -43,6 +51,13 @@ def base_model(folder: str) -> BaseModelRecord:
         )
     if not path.is_dir():
         raise ConfigError(f"model folder {folder} does not exist")
+    for file in (*weight_files(path), *companion_files(path)):
+        if not is_key_segment(file.name):
+            raise ConfigError(
+                f"model folder {folder}: rename or remove the file {file.name!r}; each policy is "
+                "kept in the ledger with its files' names, which may have letters, digits, "
+                "dashes, dots and underscores, no dot first"
+            )
     return BaseModelRecord(
         policy=PolicyRef(version="v000000", weights_digest=weights_digest(path), path=str(path)),
         tokenizer_digest=tokenizer_digest(path),

@@ -22,6 +22,7 @@ import httpx
 from agl_core import env_var
 from agl_core.errors import ConfigError, TransientError
 from agl_core.lifeline import spawn
+from agl_core.utils.shown_url import without_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -169,10 +170,14 @@ def named_server(*, is_needed: bool = False) -> str | None:
         _check_home()
     if url and not _is_healthy(url):
         if _is_healthy(api := f"{url.rstrip('/')}/api"):
-            raise ConfigError(f"PREFECT_API_URL={url} has no API: set it to {api}")
+            raise ConfigError(
+                f"PREFECT_API_URL={without_credentials(url)} has no API: set it to "
+                f"{without_credentials(api)}"
+            )
         otherwise = "set PREFECT_API_URL to one that runs" if is_needed else "unset the variable"
         raise ConfigError(
-            f"PREFECT_API_URL={url} does not answer: start that server, or {otherwise}"
+            f"PREFECT_API_URL={without_credentials(url)} does not answer: start that server, or "
+            f"{otherwise}"
         )
     return url
 

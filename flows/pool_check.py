@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from agl_core.errors import ConfigError, TransientError
+from agl_core.utils.shown_url import without_credentials
 from flows.rollout_shard import rollout_shard
 
 _FLOW = "rollout-shard"
@@ -35,8 +36,8 @@ async def check_pool(deployment: str, *, needs_worker: bool = True) -> None:
             await _check(client, deployment, needs_worker=needs_worker)
     except (httpx.TransportError, TimeoutError) as error:
         raise TransientError(
-            f"rollout.deployment {deployment}: the Prefect server at {PREFECT_API_URL.value()} "
-            f"does not answer: {error!r}"
+            f"rollout.deployment {deployment}: the Prefect server at "
+            f"{without_credentials(PREFECT_API_URL.value())} does not answer: {error!r}"
         ) from error
 
 
@@ -74,7 +75,8 @@ async def _find(client: PrefectClient, where: str, name: str) -> DeploymentRespo
         deployment = await client.read_deployment_by_name(name)
     except ObjectNotFound as error:
         raise ConfigError(
-            f"{where}: there is none on {PREFECT_API_URL.value()}; `agl deploy` makes it (set "
+            f"{where}: there is none on {without_credentials(PREFECT_API_URL.value())}; "
+            "`agl deploy` makes it (set "
             "PREFECT_API_URL where that is another server), or leave it out to run shards in the "
             "training process"
         ) from error

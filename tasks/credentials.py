@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from agl_core.config import S3Settings
 from agl_core.errors import ConfigError, TransientError
 from agl_core.ledger.s3_access import S3Credentials
+from agl_core.utils.shown_url import without_credentials
 
 
 def s3_credentials(settings: S3Settings) -> S3Credentials | None:
@@ -63,9 +64,11 @@ def _load(reference: str) -> Any:
         return kinds[kind].load(name, _sync=True)  # type: ignore[call-arg]
     except ValueError as error:  # Prefect's for a block that is not there
         raise ConfigError(
-            f"there is no Prefect block {reference} on {PREFECT_API_URL.value()}; save it there"
+            f"there is no Prefect block {reference} on "
+            f"{without_credentials(PREFECT_API_URL.value())}; save it there"
         ) from error
     except httpx.TransportError as error:
         raise TransientError(
-            f"Prefect block {reference}: {PREFECT_API_URL.value()} does not answer"
+            f"Prefect block {reference}: {without_credentials(PREFECT_API_URL.value())} "
+            "does not answer"
         ) from error

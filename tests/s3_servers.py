@@ -30,7 +30,11 @@ def foreign_server() -> Generator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
             shutil.rmtree(data, ignore_errors=True)
 
 
@@ -47,13 +51,20 @@ def _command(data: Path, port: int) -> list[str]:
     )
     master, volume, filer = _free_port(), _free_port(), _free_port()
     return [
-        *(str(HOME / "bin" / "weed"), "server", f"-dir={data / 'data'}", "-ip=127.0.0.1"),
+        *(
+            str(HOME / "bin" / "weed"),
+            f"-logdir={data}",
+            "server",
+            f"-dir={data / 'data'}",
+            "-ip=127.0.0.1",
+        ),
         *("-ip.bind=127.0.0.1", "-s3", f"-s3.port={port}", f"-s3.config={data / 's3.json'}"),
         *(f"-master.port={master}", f"-master.port.grpc={_free_port()}"),
         *(f"-volume.port={volume}", f"-volume.port.grpc={_free_port()}"),
         *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={_free_port()}"),
         *(f"-s3.port.grpc={_free_port()}", "-s3.port.iceberg=0"),
-        *("-master.volumeSizeLimitMB=64", "-volume.max=100"),
+        # Each bucket takes several volumes of its own, and each test a bucket.
+        *("-master.volumeSizeLimitMB=64", "-volume.max=2000"),
     ]
 
 

@@ -10,7 +10,6 @@ runs/<run_id>/
 """
 
 import logging
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from agl_core.config import RUN_ID_PATTERN, RunConfig
+from agl_core.config import RunConfig, check_run_id
 from agl_core.errors import ConfigError, LedgerError
 from agl_core.failures import FailureSettings
 from agl_core.ledger import files
@@ -348,8 +347,10 @@ def open_run(
     Raises:
         ConfigError: The id is not one that a run can have, or the ledger's address is wrong.
     """
-    if not re.fullmatch(RUN_ID_PATTERN, run_id):
-        raise ConfigError(f"run id {run_id!r}: use lowercase letters, digits and dashes")
+    try:
+        check_run_id(run_id)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return RunLedger(open_storage(ledger, access, conditional_put=conditional_put), run_id)
 
 

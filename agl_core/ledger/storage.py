@@ -20,6 +20,9 @@ from agl_core.config import S3Settings
 from agl_core.errors import ConfigError
 from agl_core.ledger.s3_access import ENVIRONMENT, S3Access
 
+_SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+"""Needs no percent-encoding, in which stores differ: some refuse `%2F`, `+` or non-ASCII keys."""
+
 
 class Storage(Protocol):
     """A place for immutable files, by key (a relative path with `/`)."""
@@ -141,8 +144,17 @@ def check_key(key: str) -> str:
     """Return the key, or raise.
 
     Raises:
-        ValueError: The key is empty, absolute, or has empty, dot or hidden segments.
+        ValueError: The key is empty, absolute, has empty, dot or hidden segments, or characters
+            that some stores refuse in a URL.
     """
-    if not key or any(not part or part.startswith(".") for part in key.split("/")):
-        raise ValueError(f"bad ledger key {key!r}: use relative segments without leading dots")
+    if not all(is_key_segment(part) for part in key.split("/")):
+        raise ValueError(
+            f"bad ledger key {key!r}: use relative segments of letters, digits, dashes, dots and "
+            "underscores, without leading dots"
+        )
     return key
+
+
+def is_key_segment(name: str) -> bool:
+    """Say whether a name can stand between two slashes of a key, in every store."""
+    return _SEGMENT.fullmatch(name) is not None

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from agl_core.errors import ConfigError
 
+_INDEX = "model.safetensors.index.json"
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 _CHUNK_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
@@ -38,6 +40,22 @@ class _Tensor(NamedTuple):
     size_bytes: int
 
 
+def companion_files(folder: Path) -> list[Path]:
+    """Return the files that a policy has beside its weights: configuration, tokenizer, chat
+    template, licence.
+
+    Other copies of the weights are left out, and hidden files, such as a repository's
+    `.gitattributes`.
+    """
+
+    def is_one(path: Path) -> bool:
+        is_other_index = path.name.endswith(".index.json") and path.name != _INDEX
+        is_weights = path.suffix in _WEIGHT_SUFFIXES or is_other_index
+        return path.is_file() and not is_weights and not path.name.startswith(".")
+
+    return sorted(path for path in folder.iterdir() if is_one(path))
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that hold a policy's weights, as transformers and vLLM find them.
 
@@ -49,7 +67,7 @@ def weight_files(folder: Path) -> list[Path]:
         ConfigError: There is no such file, the index is broken, or it names a file that is not
             there.
     """
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    index, single = folder / _INDEX, folder / "model.safetensors"
     if index.is_file():
         shards = _read_json_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from agl_core.errors import StoreError, TransientError
 from agl_core.store import wire
 from agl_core.utils.loop_connections import LoopConnections
+from agl_core.utils.shown_url import without_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,10 @@ class Calls:
             if response.status_code != 408 and response.status_code not in _NO_ANSWERS:
                 raise _refused(response)
             failure = f"HTTP {response.status_code}: {_detail(response)}"
-        raise TransientError(f"{operation.name}: no answer from the store {self._url}: {failure}")
+        raise TransientError(
+            f"{operation.name}: no answer from the store {without_credentials(self._url)}: "
+            f"{failure}"
+        )
 
     async def close(self) -> None:
         """Close the connections that no request uses."""

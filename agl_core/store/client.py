@@ -28,6 +28,7 @@ from agl_core.store.payloads import Resources
 from agl_core.store.waiting import check_timeout
 from agl_core.types.core import Rollout
 from agl_core.types.tracer import Span
+from agl_core.utils.shown_url import without_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +274,9 @@ def _checked(server_address: str) -> str:
     except (ValueError, httpx.InvalidURL):
         is_address = False
     if not is_address:
-        raise ValueError(f"the store's address is {server_address!r}; it is http://host:port")
+        raise ValueError(
+            f"the store's address is {without_credentials(server_address)!r}; it is http://host:port"
+        )
     return address
 
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 Many = Annotated[list[T], FailFast(), Field(max_length=50_000)]
 """A list of which the first wrong item is told: millions of errors would take minutes and GBs.
 
-Its length is limited (20,000): all items are checked in one go, while nothing else is answered.
+Its length is limited (50,000): all items are checked in one go, while nothing else is answered.
 """
 
 

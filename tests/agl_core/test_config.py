@@ -91,3 +91,13 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(settings: dict[str, 
         RunConfig.model_validate(run | settings)
     assert "hunter2" not in str(raw.value)
     check_settings(RunConfig, run | {"serving": {"url": "http://a:1/v1?x=1"}})
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "Proxy_Password"])
+def test_a_secret_for_vllm_is_refused_and_not_repeated(name: str):
+    run = {"run_id": "x", "ledger": "l", "agent": "a:b", "train_data": "t", "algorithm": {}}
+    vllm = {"python": "p", "env": {"VLLM_CPU_KVCACHE_SPACE": "1", name: "hunter2"}}
+    message = f"serving.vllm.env: {name} would become part of the run's record"
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_settings(RunConfig, run | {"serving": {"vllm": vllm}})
+    assert "hunter2" not in str(caught.value)

@@ -105,7 +105,7 @@ def test_what_is_no_json_lines_is_one_sentence(tmp_path: Path, content: bytes, m
         read_jsonl(str(path))
 
 
-@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "-x", "a b"])
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "-x", "a b", "a+b", "ä"])
 def test_a_dataset_is_kept_in_a_folder_of_its_name_only(tmp_path: Path, name: str):
     path = write(tmp_path, "1")
     with pytest.raises(ConfigError, match="dataset name"):

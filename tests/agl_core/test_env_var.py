@@ -3,12 +3,17 @@ import os
 import pytest
 
 from agl_core.env_var import (
+    ENGINE_TOKEN,
+    STORE_TOKEN,
     LightningEnvVar,
     bypass_proxies,
+    engine_token,
     resolve_bool_env_var,
     resolve_int_env_var,
     resolve_str_env_var,
+    store_token,
 )
+from agl_core.errors import ConfigError
 
 PORT, HOST = LightningEnvVar.AGL_SERVER_PORT, LightningEnvVar.AGL_SERVER_HOST
 MANAGED = LightningEnvVar.AGL_MANAGED_STORE
@@ -85,3 +90,16 @@ def test_this_machine_is_added_to_what_bypasses_the_proxy(monkeypatch, before, a
     for host in ("", "0.0.0.0", "10.0.0.1", "10.0.0.1"):
         bypass_proxies(host)
     assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == (after, after)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [(ENGINE_TOKEN, engine_token), (STORE_TOKEN, store_token)]
+)
+@pytest.mark.parametrize("token", ["hunter2\n", "hunter 2", "hünter2"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, name, read, token: str
+):
+    monkeypatch.setenv(name, token)
+    with pytest.raises(ConfigError, match="must be printable ASCII without spaces") as caught:
+        read()
+    assert "nter" not in str(caught.value)

@@ -122,7 +122,7 @@ def test_help_teaches(tmp_path: Path):
         ({"rollout": {"timeout_second": 1}}, "did you mean 'timeout_seconds'?"),
         ({"serving": {"url": "127.0.0.1:9"}}, "'127.0.0.1:9' does not begin with http:// or https://"),
         ({"ledger": "s3://"}, "ledger 's3://' names no bucket: use s3://bucket/prefix"),
-        ({"run_id": "Not A Name"}, "run_id: String should match pattern"),
+        ({"run_id": "Not A Name"}, "run_id: run id 'Not A Name': use up to 63"),
         ({"agent": "examples.nothing:x"}, "cannot import 'examples.nothing'"),
         ({"agent": "examples.calculator.agent:nothing"}, "nothing"),
         ({"train_data": "missing.jsonl"}, "dataset missing.jsonl does not exist"),

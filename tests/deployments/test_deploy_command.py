@@ -277,7 +277,7 @@ def test_a_mistake_is_one_sentence(mistaken: Path, arguments: list[str], message
 
 
 def test_it_needs_a_server_that_answers(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:hunter2@127.0.0.1:9/api")
     error = deploy(folder).exception
     wanted = "start that server, or set PREFECT_API_URL to one that runs"
     assert str(error) == f"PREFECT_API_URL=http://127.0.0.1:9/api does not answer: {wanted}"

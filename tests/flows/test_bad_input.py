@@ -131,7 +131,7 @@ async def test_a_run_that_exists_with_another_configuration_is_left_as_it_is(tra
 
 async def test_a_name_that_grows_too_long_is_refused(engine: ModelServer, tmp_path: Path):
     config = small_run(engine.url, str(tmp_path / "ledger"), run_id="x" * 60)
-    check_sentence(await refusal(config, new_run=True), "run_id: String should match pattern")
+    check_sentence(await refusal(config, new_run=True), "run_id: run id")
     assert not (tmp_path / "ledger").exists()
     async with get_client() as client:
         names = FlowRunFilterName(like_=f"{config.run_id}-2")

@@ -8,10 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from agl_core.errors import ConfigError, TrainerError
-from agl_core.serving.weights import weight_files
-
-_INDEX = "model.safetensors.index.json"
-_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+from agl_core.serving.weights import companion_files, weight_files
 
 
 def write_policy(weights: Mapping[str, torch.Tensor], like: Path, folder: Path) -> None:
@@ -35,10 +32,8 @@ def write_policy(weights: Mapping[str, torch.Tensor], like: Path, folder: Path) 
         raise TrainerError(str(error)) from error
     for source in sources:
         _write_like(source, folder / source.name, weights)
-    for path in like.iterdir():
-        is_other_index = path.name.endswith(".index.json") and path.name != _INDEX
-        if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES and not is_other_index:
-            (folder / path.name).write_bytes(path.read_bytes())
+    for path in companion_files(like):
+        (folder / path.name).write_bytes(path.read_bytes())
 
 
 def _write_like(source: Path, target: Path, weights: Mapping[str, torch.Tensor]) -> None:

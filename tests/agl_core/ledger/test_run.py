@@ -12,9 +12,11 @@ from tests.builders import POLICY
 from tests.conftest import small_run
 
 
-@pytest.mark.parametrize("run_id", ["", "..", "../other", "a/b", "Upper", "line\n"])
+@pytest.mark.parametrize(
+    "run_id", ["", "..", "../other", "a/b", "Upper", "line\n", "a b", "a+b", "a%2fb", "ä", "a_b"]
+)
 def test_an_id_that_no_run_has_is_refused(tmp_path: Path, run_id: str):
-    with pytest.raises(ConfigError, match="use lowercase letters, digits and dashes"):
+    with pytest.raises(ConfigError, match="63 lowercase letters, digits and dashes"):
         open_run(str(tmp_path), run_id)
 
 

@@ -69,8 +69,10 @@ def test_a_missing_key_is_an_error_that_names_it(storage: Storage):
     assert not storage.exists("missing")
 
 
-@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/.hidden"])
-def test_a_key_that_leaves_the_ledger_is_refused(storage: Storage, key: str):
+@pytest.mark.parametrize(
+    "key", ["", "/a", "a//b", "../a", "a/.hidden", "a b", "a+b", "a%2Fb", "ä", "a\n"]
+)
+def test_a_key_that_leaves_the_ledger_or_needs_percents_is_refused(storage: Storage, key: str):
     with pytest.raises(ValueError, match="bad ledger key"):
         storage.write_once(key, b"")
 

@@ -148,11 +148,15 @@ def test_the_index_says_which_files_are_the_policy(tmp_path: Path) -> None:
     ]
     assert weights_digest(folder) == digest_of(tmp_path / "plain", TENSORS)
     assert set(_shapes(folder)) == set(TENSORS)
+    (folder / ".gitattributes").write_text("of the repository that it was downloaded from")
+    (folder / "config.json").write_text("{}")
     exported = tmp_path / "exported"
     exported.mkdir()
     write_policy(TENSORS, folder, exported)
     assert weights_digest(exported) == weights_digest(folder)
+    assert (exported / "config.json").read_text() == "{}"
     assert not (exported / "consolidated.safetensors").exists()
+    assert not (exported / ".gitattributes").exists(), "no key of a ledger begins with a dot"
 
 
 def test_a_single_file_counts_before_copies_beside_it(tmp_path: Path) -> None:
