@@ -84,6 +84,10 @@ def _resolve(value: str, resolve: Callable[..., Any]) -> Any:
         return resolve(LightningEnvVar.AGL_SERVER_PORT, fallback=0)
 
 
+async def _serve_without_a_proxy() -> None:
+    await _Algorithm().serve()
+
+
 async def _serve_without_a_store() -> None:
     entry = {"model": "openai/m", "api_base": "http://127.0.0.1:1/v1"}
     await agl.LLMProxy(model_list=[{"model_name": "m", "litellm_params": entry}]).start()
@@ -185,7 +189,7 @@ SAID: list[tuple[str, type[Exception], Callable[[], Any]]] = [
     (
         "LLM proxy is required but not configured",
         ValueError,
-        lambda: asyncio.run(_Algorithm().serve()),
+        lambda: asyncio.run(_serve_without_a_proxy()),
     ),
     (
         "train_split must be between 0 and 1",
@@ -258,7 +262,7 @@ SAID: list[tuple[str, type[Exception], Callable[[], Any]]] = [
     (
         "Cannot specify both `name` and `additional_attributes.operation_name`",
         ValueError,
-        lambda: agl.operation(name="a", **{semconv.OPERATION_NAME: "b"}),
+        lambda: agl.operation(**{"name": "a", semconv.OPERATION_NAME: "b"}),  # pyright: ignore,
     ),
     # Store and proxy
     (

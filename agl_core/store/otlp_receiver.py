@@ -48,7 +48,7 @@ def routes(store: LightningStore, max_request_bytes: int) -> list[Route]:
 
     async def traces(request: Request) -> Response:
         try:
-            body = await read_body(request, max_request_bytes, PROTOBUF)
+            body = await read_body(request, max_request_bytes, PROTOBUF, parameters=False)
             received = await off_loop(body, _parse)
         except BodyRefused as error:
             # OTLP knows 400 for everything that must not be sent again.

@@ -43,6 +43,7 @@ async def read_body(
     media_type: str,
     *,
     needs_type: bool = True,
+    parameters: bool = True,
     seconds: float = REQUEST_SECONDS,
 ) -> bytes:
     """Return the body of a request, decompressed if it is gzip.
@@ -52,6 +53,7 @@ async def read_body(
         limit: Most bytes, before and after decompression.
         media_type: What a body must be; a browser's form or text could come from any page.
         needs_type: Whether a body without a type is refused.
+        parameters: Whether the type may have some, as `charset`.
         seconds: How long the client may take to send it.
 
     Raises:
@@ -73,7 +75,8 @@ async def read_body(
     if not content:
         return b""
     sent = request.headers.get("content-type", "" if needs_type else media_type)
-    if sent.partition(";")[0].strip().lower() != media_type:
+    plain = sent.partition(";")[0].strip() if parameters else sent
+    if plain.lower() != media_type:
         raise BodyRefused(415, f"the request is {sent or 'of no type'}; it must be {media_type}")
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding == "identity":
