@@ -20,6 +20,7 @@ from agl_core.types.tracer import Span
 from agl_core.utils import otel
 
 LLM = agl.LLM(endpoint="http://x/v1", model="m")
+NAMED_TWICE: Any = {"name": "a", semconv.OPERATION_NAME: "b"}
 ATTEMPTED = AttemptedRollout(
     rollout_id="ro-1",
     input="task",
@@ -262,7 +263,7 @@ SAID: list[tuple[str, type[Exception], Callable[[], Any]]] = [
     (
         "Cannot specify both `name` and `additional_attributes.operation_name`",
         ValueError,
-        lambda: agl.operation(**{"name": "a", semconv.OPERATION_NAME: "b"}),  # pyright: ignore,
+        lambda: agl.operation(**NAMED_TWICE),
     ),
     # Store and proxy
     (
