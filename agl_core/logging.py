@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agl_core.errors import ConfigError
+
 PACKAGE = "agl_core"
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (%(process)d) %(name)s: %(message)s"
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -64,7 +66,7 @@ def setup(
             file=by_logger.get(name, shared),
         )
     for name, other in (submodule_levels or {}).items():
-        logging.getLogger(name).setLevel(other)
+        logging.getLogger(name).setLevel(_number(other))
     if disable_existing_loggers:
         _disable_others([*names, *by_logger, *(submodule_levels or {})])
     return logging.getLogger(PACKAGE)
@@ -105,7 +107,7 @@ def setup_module(
         handlers.append(logging.FileHandler(file, encoding="utf-8", delay=True))
         handlers[-1].setFormatter(formatter)
     logger = logging.getLogger(name)
-    logger.setLevel(level)
+    logger.setLevel(_number(level))
     logger.propagate = propagate
     for old in [handler for handler in logger.handlers if getattr(handler, _OURS, False)]:
         logger.removeHandler(old)
@@ -141,6 +143,20 @@ def _console_handler(color: bool, formatter: logging.Formatter) -> logging.Handl
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     return handler
+
+
+def _number(level: Level) -> int:
+    """Return a level as a number; its name may be in lower case.
+
+    Raises:
+        ConfigError: There is no level of that name.
+    """
+    if isinstance(level, int):
+        return level
+    known = logging.getLevelNamesMapping()
+    if level.upper() not in known:
+        raise ConfigError(f"Invalid log level: {level}; there are {', '.join(known)}")
+    return known[level.upper()]
 
 
 def configure_logger(level: Level = logging.INFO, name: str = PACKAGE) -> logging.Logger:

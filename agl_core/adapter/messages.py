@@ -95,6 +95,7 @@ def _check_shape(span: Span, prefix: str, shape: type) -> None:
     recorded = unflatten(span.attributes, prefix)
     if recorded is not None and not isinstance(recorded, shape):
         raise ValueError(
+            f"Extracted {prefix.removeprefix('gen_ai.')} from trace is not a {shape.__name__}: "
             f"span {span.span_id} ({span.name}): the names below {prefix} make a "
             f"{type(recorded).__name__}, not a {shape.__name__}"
         )

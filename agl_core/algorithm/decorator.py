@@ -10,6 +10,8 @@ from agl_core.algorithm.base import Algorithm
 from agl_core.errors import ConfigError
 from agl_core.types.core import Dataset
 
+AlgorithmFunc = Callable[..., Any]
+"""A function that `FunctionalAlgorithm` takes."""
 _PARTS = ("store", "adapter", "llm_proxy", "initial_resources")
 _DATASETS = ("train_dataset", "val_dataset")
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
@@ -27,7 +29,7 @@ class FunctionalAlgorithm(Algorithm):
         ConfigError: It has another parameter without a default.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: AlgorithmFunc) -> None:
         self._function = function
         self._takes = _parameters(function)
         functools.update_wrapper(self, function, updated=())

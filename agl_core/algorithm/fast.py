@@ -111,6 +111,8 @@ class Baseline(FastAlgorithm):
         ):
             if not is_valid:
                 raise ConfigError(f"Baseline: {name} cannot be {value!r}")
+        if not 0 < train_split < 1:
+            raise ConfigError(f"Baseline: train_split must be between 0 and 1; got {train_split!r}")
         if train_split != _DEFAULT_SPLIT:
             raise ConfigError(
                 f"Baseline: train_split={train_split!r} would split nothing; give run() a "

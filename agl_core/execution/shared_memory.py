@@ -60,8 +60,9 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             raise ConfigError(f"main_thread must be 'algorithm' or 'runner'; got {main_thread!r}")
         if main_thread == "runner" and n_runners != 1:
             raise ConfigError(
-                "When main_thread is 'runner', n_runners must be 1. "
-                f"main_thread='runner' needs one runner; here are {n_runners}"
+                "When main_thread is 'runner', n_runners must be 1. Either use 'algorithm' on the "
+                f"main thread or set n_runners to 1; main_thread='runner' needs one runner; here "
+                f"are {n_runners}"
             )
         for name, seconds in (
             ("join_timeout", join_timeout),

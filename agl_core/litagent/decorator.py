@@ -4,14 +4,14 @@ import functools
 import importlib
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, TypeVar, overload
 
 from agl_core import env_var
 from agl_core.errors import ConfigError
 from agl_core.litagent.litagent import LitAgent
 from agl_core.litagent.signature import (
     AgentFunction,
-    SignatureError,
+    UnknownPattern,
     check_signature,
     is_coroutine_function,
     name_of,
@@ -22,7 +22,12 @@ from agl_core.types.tracer import RolloutRawResult
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 R = TypeVar("R", bound=Resource)
+
+LlmRolloutFunc = Callable[Concatenate[T, ...], Any]
+"""Agent Lightning's name for the type of an agent's function; T is that of its task."""
+PromptRolloutFunc = FunctionalLitAgentFunc = LlmRolloutFunc
 
 
 class FunctionalLitAgent(LitAgent[Any]):
@@ -92,9 +97,15 @@ class FunctionalLitAgent(LitAgent[Any]):
         Raises:
             ConfigError: It is not.
         """
-        for name, kind in (("llm", LLM), ("prompt_template", PromptTemplate)):
+        for name, kind, text in (
+            ("llm", LLM, "LLM"),
+            ("prompt_template", PromptTemplate, "prompt template"),
+        ):
             if name in self._wants and not any(isinstance(r, kind) for r in resources.values()):
-                raise ConfigError(f"agent {self.name} takes {name}, but no such resource is given")
+                raise ConfigError(
+                    f"No {text} resource found in the provided resources: agent {self.name} takes "
+                    f"{name}, but no such resource is given"
+                )
 
     def rollout(
         self, task: Any, resources: NamedResources, rollout: AttemptedRollout
@@ -178,7 +189,7 @@ def llm_rollout(
     """
     if function is None:
         return lambda function: llm_rollout(function, strip_proxy=strip_proxy)  # pyright: ignore
-    return _taking("llm", FunctionalLitAgent(function, strip_proxy=strip_proxy))
+    return _taking("llm", function, strip_proxy=strip_proxy)
 
 
 @overload
@@ -195,14 +206,19 @@ def prompt_rollout(
     """
     if function is None:
         return lambda function: prompt_rollout(function)
-    return _taking("prompt_template", FunctionalLitAgent(function))
+    return _taking("prompt_template", function)
 
 
-def _taking(resource: str, agent: FunctionalLitAgent) -> FunctionalLitAgent:
+def _taking(
+    resource: str, function: AgentFunction, *, strip_proxy: bool = True
+) -> FunctionalLitAgent:
+    wanted = f"it must have a positional parameter called {resource!r}"
+    try:
+        agent = FunctionalLitAgent(function, strip_proxy=strip_proxy)
+    except UnknownPattern as error:
+        raise UnknownPattern(f"{error}; {wanted}") from error
     if resource not in agent.wants:
-        raise SignatureError(
-            f"agent {agent.name} must have a positional parameter called {resource!r}"
-        )
+        raise UnknownPattern(f"agent {agent.name}: {wanted}")
     return agent
 
 

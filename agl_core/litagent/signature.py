@@ -25,6 +25,10 @@ class SignatureError(ConfigError, NotImplementedError):
     """A function whose signature is not one of an agent."""
 
 
+class UnknownPattern(SignatureError):  # noqa: N818 - a kind of SignatureError
+    """A function that has parameters, but not the ones of an agent."""
+
+
 def name_of(function: AgentFunction) -> str:
     """Return the function's name for messages."""
     return getattr(function, "__name__", type(function).__name__)
@@ -66,8 +70,10 @@ def check_signature(function: AgentFunction) -> frozenset[str]:
     others = parameters[1:]
     wants = frozenset(parameter.name for parameter in others if _is_known(parameter))
     if len(wants & {"llm", "prompt_template"}) != 1:
-        raise SignatureError(
-            f"agent {name} must take exactly one of llm and prompt_template; expected {_SIGNATURES}"
+        raise UnknownPattern(
+            f"Function signature {inspect.signature(function)} does not match any known agent "
+            f"patterns: agent {name} must take exactly one of llm and prompt_template; expected "
+            f"{_SIGNATURES}"
         )
     for parameter in others:
         if parameter.name not in wants and not _is_optional(parameter):

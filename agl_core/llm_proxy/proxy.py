@@ -74,7 +74,10 @@ class LLMProxy:
         if num_workers != 1:
             raise ConfigError(f"num_workers={num_workers} is not supported: it is one thread")
         if launch_mode not in _LAUNCH_MODES:
-            raise ConfigError(f"launch_mode {launch_mode!r} is none of {', '.join(_LAUNCH_MODES)}")
+            raise ConfigError(
+                f"Unsupported launch mode: {launch_mode}: launch_mode {launch_mode!r} is none of "
+                f"{', '.join(_LAUNCH_MODES)}"
+            )
         for name, values in (("middlewares", middlewares), ("callbacks", callbacks)):
             if others := [value for value in values or () if value not in _BUILT_IN[name]]:
                 raise ConfigError(

@@ -170,7 +170,11 @@ def _threshold(name: str, value: float | None, default: float, capacity: int) ->
         return value
     if isinstance(value, float) and 0 <= value <= 1:
         return int(value * capacity)
-    raise ValueError(f"{name} is {value!r}; it is bytes (int), or a share from 0.0 to 1.0 (float)")
+    wrong = "must be non-negative" if isinstance(value, int) else "ratio must be between 0 and 1"
+    raise ValueError(
+        f"{name} {wrong}: {name} is {value!r}; it is bytes (int), or a share from 0.0 to 1.0 "
+        "(float)"
+    )
 
 
 def _span_bytes(transaction: Transaction) -> int:

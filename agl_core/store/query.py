@@ -21,7 +21,10 @@ def where(filters: FilterOptions, columns: Sequence[str], table: str = "") -> tu
     """
     logic = filters.get("_aggregate", "and")
     if logic not in get_args(FilterLogic):
-        raise StoreError(f"filter logic is {logic!r}; it is 'and' or 'or'")
+        raise StoreError(
+            f"Unsupported filter aggregate '{logic}': filter logic is {logic!r}; it is 'and' or "
+            "'or'"
+        )
     parts: list[str] = []
     parameters: list[Any] = []
     for name, field in filters.items():
@@ -55,11 +58,17 @@ def order_by(
         StoreError: No such field, or an order that is neither "asc" nor "desc".
     """
     if sort_order not in get_args(SortOrder):
-        raise StoreError(f"sort order is {sort_order!r}; it is 'asc' or 'desc'")
+        raise StoreError(
+            f"Unsupported sort order '{sort_order}': sort order is {sort_order!r}; it is 'asc' or "
+            "'desc'"
+        )
     if sort_by is None:
         return f"ORDER BY {table}rowid {sort_order.upper()}"
     if sort_by not in columns:
-        raise StoreError(f"cannot sort by {sort_by!r}; fields: {', '.join(sorted(columns))}")
+        raise StoreError(
+            f"Failed to sort items by '{sort_by}': field does not exist: cannot sort by "
+            f"{sort_by!r}; fields: {', '.join(sorted(columns))}"
+        )
     return f"ORDER BY {table}{sort_by} {sort_order.upper()}, {table}rowid"
 
 
@@ -109,4 +118,7 @@ def _condition(column: str, kind: str) -> str:
         return f"{column} IN (SELECT value FROM json_each(?))"
     if kind == "contains":
         return f"instr({column}, ?) > 0"
-    raise StoreError(f"no condition {kind!r}; conditions: exact, within, contains")
+    raise StoreError(
+        f"Unsupported filter operator '{kind}' for field '{column.rpartition('.')[2]}': no "
+        f"condition {kind!r}; conditions: exact, within, contains"
+    )

@@ -92,9 +92,12 @@ def instantiate_from_spec(
 
     Raises:
         ConfigError: The dict has no type, the path leads nowhere, or an argument is not known.
+        TypeError: It is neither a text nor a dict.
     """
     if isinstance(spec, str):
         found, kwargs = _find(spec, spec_name, registry), {}
+    elif not isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{spec_name} spec must be a string or dict (got {type(spec).__name__})")
     else:
         kwargs = dict(spec)
         path = kwargs.pop("type", None)
@@ -104,6 +107,10 @@ def instantiate_from_spec(
             found = path if isinstance(path, type) else _find(str(path), spec_name, registry)
         elif dict_default_cls is not None and not dict_requires_type:
             found = dict_default_cls
+        elif not dict_requires_type:
+            raise ConfigError(
+                f"{spec_name} dict missing 'type' and no default class provided; got {dict(spec)!r}"
+            )
         else:
             raise ConfigError(
                 f"{spec_name} dict must have a 'type' key with the class full "
@@ -157,7 +164,8 @@ def build_component(
             return default_factory()
         if allow_none:
             return None
-        raise ConfigError(f"{spec_name} is needed; give {_forms(expected_type)}")
+        text = f"{spec_name} cannot be None: {spec_name} is needed; give {_forms(expected_type)}"
+        raise ConfigError(_no_form(invalid_spec_error_fmt or text, spec, expected_type))
     if isinstance(spec, str | Mapping):
         built: Any = instantiate_from_spec(
             spec,
@@ -174,7 +182,9 @@ def build_component(
     elif callable(spec) and not isinstance(spec, type):
         built = spec()
     else:
-        raise ConfigError(_no_form(invalid_spec_error_fmt, spec_name, spec, expected_type))
+        text = f"Invalid {spec_name} type: {{actual_type}}. Expected {{expected_type}}, str, dict, "
+        text += f"or None: {spec_name} cannot be {{actual_type}}; give {_forms(expected_type)}"
+        raise ConfigError(_no_form(invalid_spec_error_fmt or text, spec, expected_type))
     if not isinstance(built, expected_type):
         raise TypeError(_wrong_type(type_error_fmt, spec_name, type(built), expected_type))
     return built
@@ -198,14 +208,16 @@ def _forms(expected: type) -> str:
     return f"a {expected.__name__}, its class, a function that makes one, its path, or a dict"
 
 
-def _no_form(text: str | None, spec_name: str, spec: Any, expected: type) -> str:
+def _no_form(text: str, spec: Any, expected: type) -> str:
     given = spec.__name__ if isinstance(spec, type) else type(spec).__name__
-    text = text or f"{spec_name} cannot be {{actual_type}}; give {_forms(expected)}"
     return text.format(actual_type=given, expected_type=expected.__name__)
 
 
 def _wrong_type(text: str | None, spec_name: str, found: type, expected: type) -> str:
-    text = text or f"{spec_name} is a {{type_name}}, not a {{expected_type}}"
+    text = text or (
+        f"{spec_name} factory returned {{type_name}}, which is not a {{expected_type}} subclass: "
+        f"{spec_name} is a {{type_name}}, not a {{expected_type}}"
+    )
     return text.format(type_name=found.__name__, expected_type=expected.__name__)
 
 

@@ -142,7 +142,10 @@ class PromptTemplate(Resource):
                 cannot be filled in with these, makes too long a text or does too much work.
         """
         if self.engine == "poml":
-            raise NotImplementedError("POML templates are not supported; use f-string or jinja")
+            raise NotImplementedError(
+                "Formatting prompt templates for non-f-string engines with format() helper is not "
+                "supported yet: POML templates are not supported; use f-string or jinja"
+            )
         fill_in = fill_in_braces if self.engine == "f-string" else fill_in_jinja
         return fill_in(self.template, values)
 

@@ -102,6 +102,14 @@ def test_a_broken_object_is_refused(span, reason):
         get_object_value(span)
 
 
+@pytest.mark.parametrize(
+    ("literal", "value"), [("true", True), ("True", True), ("false", False), ("False", False)]
+)
+def test_a_truth_value_may_be_written_in_lower_case(literal, value):
+    """As producers in other languages do."""
+    assert get_object_value(span_with(literal=literal, type="bool")) is value
+
+
 def test_a_span_without_them_has_no_message_and_no_object():
     for span in (span_with(), SimpleNamespace(name="s", attributes=None)):
         assert get_message_value(span) is None
