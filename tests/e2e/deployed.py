@@ -77,15 +77,18 @@ class Api:
             return False
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._client.get(path).raise_for_status().json()
+        return self._asked("GET", path).json()
 
     def post(self, path: str, **body: Any) -> Any:
-        for _ in range(5):
-            answer = self._client.post(path, json=body)
+        return self._asked("POST", path, json=body).json()
+
+    def _asked(self, method: str, path: str, **options: Any) -> httpx.Response:
+        for _ in range(10):
+            answer = self._client.request(method, path, **options)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(1.0)  # SQLite was locked; Prefect's own client comes again too
-        return answer.raise_for_status().json()
+        return answer.raise_for_status()
 
     def of_run(self, kind: str, run_id: str) -> list[dict[str, Any]]:
         """Flow runs or artifacts of a training run, of its iterations and of its shards."""
@@ -110,12 +113,12 @@ class Api:
     def remove_deployments(self) -> None:
         """Take away what tests before on the same server have deployed."""
         for found in self.post("/deployments/filter"):
-            self._client.delete(f"/deployments/{found['id']}").raise_for_status()
+            self._asked("DELETE", f"/deployments/{found['id']}")
 
     def remove_automations(self) -> None:
         """Leave none to other tests on the same server, whose flow runs they would act on."""
         for found in self.post("/automations/filter"):
-            self._client.delete(f"/automations/{found['id']}").raise_for_status()
+            self._asked("DELETE", f"/automations/{found['id']}")
 
     def ended(self, flow_run_id: str, timeout_seconds: float = 300.0) -> dict[str, Any]:
         """Wait for the end of a flow run and return it."""
