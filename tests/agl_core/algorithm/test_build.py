@@ -12,6 +12,7 @@ CONFIG = {
     "algorithm": {
         "config": {
             "algorithm.adv_estimator": "grpo",
+            "actor_rollout_ref.rollout.n": 4,
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
         }
     },
