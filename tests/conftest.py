@@ -37,6 +37,7 @@ os.environ |= CLIENT_SETTINGS | {
 }
 
 import boto3  # noqa: E402
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 from moto.server import ThreadedMotoServer  # noqa: E402
 
@@ -49,6 +50,10 @@ from agl_core.serving.launch import ModelServer  # noqa: E402
 from deployments.cli import read_config  # noqa: E402
 from tasks.credentials import s3_credentials  # noqa: E402
 from tests import s3_servers  # noqa: E402
+
+# A busy machine may take long over an example; what counts is what comes out.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 CALCULATOR = Path("examples/calculator")
 OWN_ENVIRONMENT = {"vllm": "make test-vllm", "frameworks": "make test-frameworks"}
