@@ -68,8 +68,8 @@ def test_a_script_with_threads_ends_with_ctrl_c(tmp_path: Path):
         wait_until(lambda: len(dawdling(tmp_path / "dawdling")) == 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == -signal.SIGINT
-        for _, child in dawdling(tmp_path / "dawdling"):
-            os.kill(child, signal.SIGKILL)
+        started = [child for _, child in dawdling(tmp_path / "dawdling")]
+        assert wait_until(lambda: all_gone(started), 30), "what agents started ends with the script"
 
 
 def test_runners_end_where_their_supervisor_is_killed(tmp_path: Path):
