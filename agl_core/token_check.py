@@ -13,7 +13,7 @@ from typing import Any
 from agl_core import semconv
 
 _MAX_ID = 2**31 - 1
-"""Of the ledger's columns, and far above any vocabulary."""
+"""The largest id that the ledger's int32 columns hold, far above any vocabulary."""
 _ROUNDING = 1e-3
 """How far above 0 the log-prob of a certain token may come, by rounding."""
 

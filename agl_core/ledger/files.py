@@ -245,7 +245,7 @@ class TableReader:
     def __init__(self, file: pq.ParquetFile) -> None:
         self._file = file
         self.version = _version(file.schema_arrow)
-        """Of the schema that it was written with."""
+        """Version of the schema that the table was written with."""
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the table, or some of its columns."""

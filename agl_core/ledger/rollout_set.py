@@ -49,7 +49,7 @@ class SetResources(BaseModel):
     requests: FileRef | None = None
     """None in sets of before it was noted."""
     vocabulary_size: int | None = None
-    """Of the policy: token ids from there on are none of its own. None where it is not known."""
+    """Number of token ids that the policy has; None if it is not known."""
 
 
 class Claim(BaseModel):

@@ -80,9 +80,9 @@ class ChatMessage(BaseModel):
     name: str | None = None
     """Of a tool, or of who speaks; the chat template may show it."""
     refusal: str | None = None
-    """Of the assistant, instead of its content."""
+    """What the assistant refused with, instead of its content."""
     reasoning_content: str | None = None
-    """Of the assistant, before its content; the chat template may show it."""
+    """What the assistant thought before its content; the chat template may show it."""
 
     @model_validator(mode="before")
     @classmethod
