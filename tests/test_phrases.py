@@ -124,6 +124,21 @@ SAID: list[tuple[str, type[Exception], Callable[[], Any]]] = [
     ),
     ("must have at least 2 parameters", ValueError, lambda: agl.llm_rollout(with_task)),
     (
+        "Function signature (task: str) -> float does not match any known agent patterns",
+        NotImplementedError,
+        lambda: agl.rollout(with_task),
+    ),
+    (
+        "Agents must implement the `rollout_async` method for async operations",
+        NotImplementedError,
+        lambda: asyncio.run(agl.LitAgent[Any]().rollout_async("task", {}, ATTEMPTED)),
+    ),
+    (
+        "Unsupported heartbeat launch mode: x",
+        ValueError,
+        lambda: agl.LitAgentRunner(agl.OtelTracer(), heartbeat_launch_mode="x"),  # pyright: ignore
+    ),
+    (
         "must have a positional parameter called 'llm'",
         ValueError,
         lambda: agl.llm_rollout(with_other),
@@ -261,6 +276,11 @@ SAID: list[tuple[str, type[Exception], Callable[[], Any]]] = [
         lambda: agl.emit_reward({"a": 1.0}, primary_key="b", propagate=False),
     ),
     (
+        "Custom span names are intentionally not supported when used as a context manager",
+        ValueError,
+        lambda: agl.operation("x"),  # pyright: ignore
+    ),
+    (
         "Cannot specify both `name` and `additional_attributes.operation_name`",
         ValueError,
         lambda: agl.operation(**NAMED_TWICE),
@@ -313,6 +333,20 @@ SAID: list[tuple[str, type[Exception], Callable[[], Any]]] = [
         "Invalid middleware alias: 'x'",
         ValueError,
         lambda: agl.LLMProxy(middlewares=["x"]),
+    ),
+    (
+        "Invalid sort_by: nothing, allowed fields are:",
+        ValueError,
+        lambda: _query(sort_by="nothing"),
+    ),
+    ("Limit must be greater than 0 or -1 for no limit", ValueError, lambda: _query(limit=-2)),
+    ("Offset must be greater than or equal to 0", ValueError, lambda: _query(offset=-1)),
+    (
+        "Item does not exist with primary key(s): rollout_id='ro-1'",
+        ValueError,
+        lambda: asyncio.run(
+            agl.InMemoryLightningStore().update_rollout("ro-1", status="cancelled")
+        ),
     ),
     # Traces, templates, settings
     (

@@ -52,7 +52,7 @@ def operation(
     """
     if function is not None and not callable(function):
         raise ValueError(
-            "Custom span names are intentionally not supported: "
+            "Custom span names are intentionally not supported when used as a context manager: "
             f"the span of an operation is always named {semconv.OPERATION_SPAN}; "
             f"write operation(name={function!r})"
         )

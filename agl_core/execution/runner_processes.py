@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 CrashPolicy = Literal["restart", "end"]
 StartMethod = Literal["fork", "spawn"]
+_FAILED = "Subprocesses failed with unexpected exit codes"
 _FIRST_RESTART_SECONDS = 0.5
 _MAX_RESTART_SECONDS = 30.0
 
@@ -129,7 +130,9 @@ class RunnerProcesses:
             if not self._is_allowed(one) and one.exit_code != -signal.SIGINT
         ]
         if problems:
-            raise ExecutionError(f"the runners did not end as they should: {'; '.join(problems)}")
+            raise ExecutionError(
+                f"{_FAILED}: the runners did not end as they should: {'; '.join(problems)}"
+            )
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -153,10 +156,12 @@ class RunnerProcesses:
                 continue
             self._restarts[number] += 1
             if self._settings.on_crash == "end":
-                raise ExecutionError(f"{child.description}; on_runner_crash='end' ends the run")
+                raise ExecutionError(
+                    f"{_FAILED}: {child.description}; on_runner_crash='end' ends the run"
+                )
             if self._restarts[number] > self._settings.max_restarts:
                 raise ExecutionError(
-                    f"{child.description}, after {self._settings.max_restarts} restarts "
+                    f"{_FAILED}: {child.description}, after {self._settings.max_restarts} restarts "
                     "(max_restarts); the run ends"
                 )
             pause = min(

@@ -169,7 +169,7 @@ class LitAgent(Generic[T_task]):
     ) -> RolloutRawResult:
         """Run one rollout; see `rollout`."""
         raise NotImplementedError(
-            "Agents must implement the `rollout_async` method: "
+            "Agents must implement the `rollout_async` method for async operations: "
             f"{self.name} does not override rollout_async"
         )
 

@@ -63,9 +63,10 @@ def check_signature(function: AgentFunction) -> frozenset[str]:
             f"agent {name} has no first parameter for its task; expected {_SIGNATURES}"
         )
     if len(parameters) < 2:
-        raise SignatureError(
-            f"agent {name} must have at least 2 parameters, exactly one of llm and prompt_template "
-            f"after its task; expected {_SIGNATURES}"
+        raise UnknownPattern(
+            f"Function signature {inspect.signature(function)} does not match any known agent "
+            f"patterns: agent {name} must have at least 2 parameters, exactly one of llm and "
+            f"prompt_template after its task; expected {_SIGNATURES}"
         )
     others = parameters[1:]
     wants = frozenset(parameter.name for parameter in others if _is_known(parameter))

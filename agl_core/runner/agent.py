@@ -347,4 +347,5 @@ async def _run(attempts: StoredAttempts, rollout: AttemptedRollout, heartbeat: H
 def _check(**settings: tuple[bool, Any]) -> None:
     for name, (is_valid, value) in settings.items():
         if not is_valid:
-            raise ConfigError(f"LitAgentRunner: {name} cannot be {value!r}")
+            known = f"Unsupported {name.replace('_', ' ')}: {value}: "
+            raise ConfigError(f"{known}LitAgentRunner: {name} cannot be {value!r}")

@@ -10,6 +10,7 @@ decides what to record.
 import asyncio
 import contextvars
 import functools
+import inspect
 import logging
 import time
 from dataclasses import dataclass, field
@@ -148,7 +149,7 @@ async def run_attempt(
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     trace: AttemptTrace | None = None
     try:
-        async with tracer.trace_context(store=store, **ids) as given:
+        async with tracer.trace_context(**ids, **_store_argument(tracer, store)) as given:
             is_ours = isinstance(given, AttemptTrace)
             trace = given if is_ours else ForeignTrace(**ids, last_trace=tracer.get_last_trace)
             if hooks is not None:
@@ -181,6 +182,13 @@ async def run_attempt(
         left = AttemptResult(rollout, ending, trace, started, time.monotonic() - clock)
         raise AttemptCancelled(left) from error
     return AttemptResult(rollout, ending, trace, started, time.monotonic() - clock)
+
+
+def _store_argument(tracer: Tracer, store: LightningStore | None) -> dict[str, Any]:
+    """Return the argument that names the store, if the tracer's `trace_context` takes it."""
+    parameters = inspect.signature(tracer.trace_context).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return {"store": store} if takes_any or "store" in parameters else {}
 
 
 async def run_agent(

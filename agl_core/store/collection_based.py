@@ -123,7 +123,7 @@ class CollectionBasedLightningStore(StoreQueries):
             columns["metadata"] = encode_or_none(metadata, f"metadata of {rollout_id}")
         columns |= _given(mode=mode, resources_id=resources_id)
         with self._write() as transaction:
-            rollout = rollout_table.find(transaction, rollout_id)
+            rollout = rollout_table.find_to_update(transaction, rollout_id)
             rollout_table.update(transaction, rollout_id, columns)
             if status is not UNSET:
                 attempt_table.set_rollout_status(transaction, rollout, status)

@@ -67,7 +67,8 @@ def order_by(
     if sort_by not in columns:
         raise StoreError(
             f"Failed to sort items by '{sort_by}': field does not exist: cannot sort by "
-            f"{sort_by!r}; fields: {', '.join(sorted(columns))}"
+            f"{sort_by!r}; Invalid sort_by: {sort_by}, allowed fields are: "
+            f"{', '.join(sorted(columns))}"
         )
     return f"ORDER BY {table}{sort_by} {sort_order.upper()}, {table}rowid"
 
@@ -79,9 +80,9 @@ def page(limit: int, offset: int) -> tuple[str, list[int]]:
         StoreError: A limit below -1, or an offset below 0.
     """
     if limit < -1:
-        raise StoreError(f"limit is {limit}; it is -1 for all, or a number of items")
+        raise StoreError(f"Limit must be greater than 0 or -1 for no limit: limit is {limit}")
     if offset < 0:
-        raise StoreError(f"offset is {offset}; it is at least 0")
+        raise StoreError(f"Offset must be greater than or equal to 0: offset is {offset}")
     return "LIMIT ? OFFSET ?", [limit, offset]
 
 

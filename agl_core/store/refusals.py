@@ -50,5 +50,12 @@ def _malformed(error: ValidationError) -> Response:
     )
     is_change = error.title in _UPDATES
     if is_change and any(problem["input"] is None for problem in problems):
-        return JSONResponse({"detail": f"{text}; leave a field out to keep its value"}, 400)
+        field = ".".join(str(part) for problem in problems for part in problem["loc"][:1])
+        return JSONResponse(
+            {
+                "detail": f"{field} is invalid; it cannot be a null value: {text}; "
+                "leave a field out to keep its value"
+            },
+            400,
+        )
     return JSONResponse({"detail": text}, 422)

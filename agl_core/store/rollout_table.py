@@ -111,6 +111,20 @@ def find(transaction: Transaction, rollout_id: str) -> Rollout | AttemptedRollou
     return to_rollout(row)
 
 
+def find_to_update(transaction: Transaction, rollout_id: str) -> Rollout | AttemptedRollout:
+    """Return a rollout, as `find` does; the refusal also says what Agent Lightning's says.
+
+    Raises:
+        StoreError: Rollout not found.
+    """
+    try:
+        return find(transaction, rollout_id)
+    except StoreError as error:
+        raise StoreError(
+            f"{error}: Item does not exist with primary key(s): rollout_id={rollout_id!r}"
+        ) from error
+
+
 def find_many(
     transaction: Transaction, rollout_ids: Sequence[str]
 ) -> list[Rollout | AttemptedRollout]:

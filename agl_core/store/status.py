@@ -15,7 +15,7 @@ Pure: tables and functions of them.
 from collections.abc import Mapping
 from typing import Final, get_args
 
-from agl_core.types.core import AttemptStatus, RolloutConfig, RolloutStatus
+from agl_core.types.core import AttemptStatus, Rollout, RolloutConfig, RolloutStatus
 
 ROLLOUT_STATUSES: Final[tuple[RolloutStatus, ...]] = get_args(RolloutStatus)
 ATTEMPT_STATUSES: Final[tuple[AttemptStatus, ...]] = get_args(AttemptStatus)
@@ -55,19 +55,24 @@ ATTEMPT_TRANSITIONS: Final[Mapping[AttemptStatus, frozenset[AttemptStatus]]] = {
 """Statuses that may follow each; staying is always allowed."""
 
 
-def is_queuing(status: RolloutStatus) -> bool:
-    """Tell whether a rollout waits in the queue."""
-    return status in QUEUING
+def is_queuing(status: RolloutStatus | Rollout) -> bool:
+    """Tell whether a rollout, given as a record or by its status, waits in the queue."""
+    return _status(status) in QUEUING
 
 
-def is_running(status: RolloutStatus | AttemptStatus) -> bool:
-    """Tell whether a rollout, or an attempt, is with a worker."""
-    return status in LIVE_ATTEMPT
+def is_running(status: RolloutStatus | AttemptStatus | Rollout) -> bool:
+    """Tell whether a rollout, or the status of one or of an attempt, is with a worker."""
+    return _status(status) in LIVE_ATTEMPT
 
 
-def is_finished(status: RolloutStatus | AttemptStatus) -> bool:
-    """Tell whether a rollout, or an attempt, has ended."""
-    return status in _ENDS or status in _ATTEMPT_ENDS
+def is_finished(status: RolloutStatus | AttemptStatus | Rollout) -> bool:
+    """Tell whether a rollout, or what has the status of one or of an attempt, has ended."""
+    return _status(status) in _ENDS | _ATTEMPT_ENDS
+
+
+def _status(given: RolloutStatus | AttemptStatus | Rollout) -> RolloutStatus | AttemptStatus:
+    """Return the status; Agent Lightning's scripts give the rollout."""
+    return given.status if isinstance(given, Rollout) else given
 
 
 def may_follow(before: RolloutStatus, after: RolloutStatus) -> bool:

@@ -34,7 +34,9 @@ def load_class(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), name)
     except ImportError as error:
-        raise ConfigError(f"{path!r}: cannot import {module_name!r}: {error}") from error
+        package, _, rest = path.partition(".")
+        hint = f"; write {f'agl_core.{rest}'!r}" if package == "agentlightning" else ""
+        raise ConfigError(f"{path!r}: cannot import {module_name!r}: {error}{hint}") from error
     except AttributeError as error:
         raise ConfigError(f"{path!r}: module {module_name!r} has no {name!r}") from error
 

@@ -223,25 +223,26 @@ class Span(_Record):
         cls,
         *,
         attributes: Mapping[str, Any],
-        rollout_id: str = "",
-        attempt_id: str = "",
-        sequence_id: int = 0,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sequence_id: int | None = None,
         trace_id: str | None = None,
         span_id: str | None = None,
         parent_id: str | None = None,
-        name: str = semconv.VIRTUAL_SPAN,
+        name: str | None = None,
         resource: OtelResource | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
+        status: TraceStatus | None = None,
     ) -> Self:
-        """Return a span that nobody recorded; ids that are not given are random."""
+        """Return a span that nobody recorded; its status is OK if none is given."""
         return cls.from_core_fields(
             SpanCoreFields(
-                name=name,
+                name=name or semconv.VIRTUAL_SPAN,
                 attributes=dict(attributes),
                 start_time=start_time,
                 end_time=end_time,
-                status=TraceStatus(status_code="OK"),
+                status=status or TraceStatus(status_code="OK"),
             ),
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -257,22 +258,26 @@ class Span(_Record):
         cls,
         core: SpanCoreFields,
         *,
-        rollout_id: str,
-        attempt_id: str,
-        sequence_id: int,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sequence_id: int | None = None,
         trace_id: str | None = None,
         span_id: str | None = None,
         parent_id: str | None = None,
         resource: OtelResource | None = None,
     ) -> Self:
-        """Return recorded fields as a span of an attempt; it starts now where no time is given."""
+        """Return recorded fields as a span of an attempt; it starts now if no time is given.
+
+        Trace and span ids that are not given are random; without a rollout and an attempt the span
+        belongs to none.
+        """
         trace_id, span_id = trace_id or secrets.token_hex(16), span_id or secrets.token_hex(8)
         start_time = time.time() if core.start_time is None else core.start_time
         parent = SpanContext(trace_id=trace_id, span_id=parent_id) if parent_id else None
         return cls(
-            rollout_id=rollout_id,
-            attempt_id=attempt_id,
-            sequence_id=sequence_id,
+            rollout_id=rollout_id or "",
+            attempt_id=attempt_id or "",
+            sequence_id=sequence_id or 0,
             trace_id=trace_id,
             span_id=span_id,
             parent_id=parent_id,

@@ -263,7 +263,7 @@ async def test_none_comes_first_in_ascending_order(store: Store):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sort_by": "status; DROP TABLE rollouts"}, "fields: .*start_time"),
+        ({"sort_by": "status; DROP TABLE rollouts"}, "fields are: .*start_time"),
         ({"sort_by": "nothing"}, "cannot sort by 'nothing'"),
         ({"sort_order": "up"}, "sort order is 'up'"),
         ({"filter_logic": "xor"}, "filter logic is 'xor'"),

@@ -22,7 +22,7 @@ from agl_core.store.status import (
     may_retry,
     rollout_status,
 )
-from agl_core.types.core import AttemptStatus, RolloutConfig
+from agl_core.types.core import AttemptStatus, Rollout, RolloutConfig
 
 
 def test_names_are_found_where_agent_lightning_has_them():
@@ -32,6 +32,11 @@ def test_names_are_found_where_agent_lightning_has_them():
         is_finished,
     )
     assert store.LightningStoreStatistics is base.LightningStoreStatistics
+
+
+def test_a_rollout_may_be_given_for_its_status():
+    rollout = Rollout(rollout_id="ro-1", input=1, start_time=0.0, status="requeuing")
+    assert [is_queuing(rollout), is_running(rollout), is_finished(rollout)] == [True, False, False]
 
 
 def test_every_status_has_its_row_and_rows_name_known_statuses():

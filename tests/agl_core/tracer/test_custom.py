@@ -45,6 +45,24 @@ async def test_a_tracer_with_trace_context_alone_runs_an_agent():
     assert agl.find_final_reward(spans) == 0.5
 
 
+class OwnStore(agl.OtelTracer):
+    """Overrides `trace_context` without the argument that Agent Lightning's runner never gives."""
+
+    @asynccontextmanager
+    async def trace_context(self, name=None, *, rollout_id=None, attempt_id=None):
+        async with super().trace_context(
+            name, rollout_id=rollout_id, attempt_id=attempt_id
+        ) as trace:
+            self.create_span("mine")
+            yield trace
+
+
+async def test_a_trace_context_without_a_store_runs_and_its_spans_are_stored():
+    done, spans = await step(OwnStore(), "good")
+    assert done.status == "succeeded"
+    assert {"mine", "agentlightning.annotation"} <= {span.name for span in spans}
+
+
 async def test_an_agent_that_fails_under_such_a_tracer_fails_with_its_own_error():
     with pytest.raises(ValueError, match="no such task"):
         await step(OwnTracer(), "bad")

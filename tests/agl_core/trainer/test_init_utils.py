@@ -88,6 +88,7 @@ def test_a_dict_without_a_type_is_of_the_default_class():
         ("other", TypeError, "part is a Other, not a Part"),
         ("large", ConfigError, "part: there is no 'large'; give other, small, or a path"),
         ("no_such_module.Part", ConfigError, "part: 'no_such_module.Part': cannot import"),
+        ("agentlightning.a.Part", ConfigError, "write 'agl_core.a.Part'"),
         (f"{HERE}.Nothing", ConfigError, "has no 'Nothing'"),
     ],
 )
