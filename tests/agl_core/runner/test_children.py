@@ -112,6 +112,25 @@ assert asyncio.run(run(agent)).message == ""
     wait_until_gone(*pids)
 
 
+def test_a_process_ends_without_waiting_for_those_of_multiprocessing():
+    script = """
+import asyncio, multiprocessing, time
+from tests.agl_core.runner.test_children import run
+
+def agent(task, llm):
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
+    process.start()
+    print(process.pid, flush=True)
+
+assert asyncio.run(run(agent)).message == ""
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    wait_until_gone(float(done.stdout))
+
+
 def test_an_attempt_that_is_over_starts_no_more_processes():
     with attempt_children() as children:
         children.give_up()

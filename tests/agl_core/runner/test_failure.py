@@ -2,9 +2,11 @@ import asyncio
 import errno
 import http.client
 import importlib
+import smtplib
 import socket
 import urllib.error
 import urllib.request
+import xmlrpc.client
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +140,11 @@ def test_kind_of_what_a_real_call_raises(call: Callable[[], object], kind: Failu
         (http.client.InvalidURL("x"), AGENT),
         (urllib.error.HTTPError("u", 503, "later", None, None), INFRA),
         (urllib.error.HTTPError("u", 404, "no", None, None), AGENT),
+        (smtplib.SMTPServerDisconnected("closed"), INFRA),
+        (smtplib.SMTPAuthenticationError(535, b"no"), AGENT),
+        (xmlrpc.client.ProtocolError("u", 503, "later", {}), INFRA),
+        (xmlrpc.client.ProtocolError("u", 404, "no", {}), AGENT),
+        (RuntimeError("can't start new thread"), INFRA),
         (InfraError("the sandbox pool is empty"), INFRA),
         (wrapped(OSError(errno.EMFILE, "too many")), INFRA),
     ],
@@ -165,6 +172,10 @@ def test_kind_of_errors_of_the_host_and_the_standard_library(error: Exception, k
             AGENT,
         ),
         ("urllib3.exceptions", "ProtocolError", {}, INFRA),
+        ("urllib3.exceptions", "DecodeError", {}, INFRA),
+        ("requests.exceptions", "ContentDecodingError", {}, INFRA),
+        ("httpx", "DecodingError", {"message": "broken gzip"}, INFRA),
+        ("aiohttp.http_exceptions", "BadStatusLine", {}, INFRA),
         ("aiohttp", "ServerDisconnectedError", {}, INFRA),
         ("aiohttp", "ClientPayloadError", {}, INFRA),
         (
