@@ -101,7 +101,7 @@ def is_infrastructure(error: BaseException) -> bool:
         return True
     if isinstance(error, TimeoutError) and _is_of_a_socket(error):
         return True
-    if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+    if isinstance(error, RuntimeError) and error.args == (_NO_THREAD,):
         return True
     bases = [(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__]
     if any(name in _CLIENT_CLASSES.get(package, ()) for package, name in bases):

@@ -74,6 +74,15 @@ def test_kind_of_an_exception(error, kind):
     assert classify_exception(error) is kind
 
 
+def test_an_exception_without_a_text_is_described():
+    class Untold(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert classify_exception(Untold()) is AGENT
+    assert describe_exception(Untold()) == "Untold: <its text cannot be had: ValueError>"
+
+
 def test_description_is_one_line():
     assert describe_exception(ValueError("a\n  b")) == "ValueError: a b"
     assert describe_exception(KeyError()) == "KeyError"
