@@ -242,20 +242,24 @@ def table_writer(path: Path, schema: pa.Schema) -> Generator[TableWriter]:
 class TableReader:
     """A table of the ledger whose content was checked."""
 
-    def __init__(self, file: pq.ParquetFile) -> None:
+    def __init__(self, key: str, file: pq.ParquetFile) -> None:
+        self._key = key
         self._file = file
         self.version = _version(file.schema_arrow)
         """Version of the schema that the table was written with."""
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the table, or some of its columns."""
-        return self._file.read(columns=list(columns) if columns is not None else None)
+        with _as_parquet(self._key):
+            return self._file.read(columns=list(columns) if columns is not None else None)
 
     def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield it one row group at a time."""
         names = list(columns) if columns is not None else None
         for group in range(self._file.num_row_groups):
-            yield self._file.read_row_group(group, columns=names)
+            with _as_parquet(self._key):
+                table = self._file.read_row_group(group, columns=names)
+            yield table
 
 
 @contextmanager
@@ -269,13 +273,22 @@ def open_table(storage: Storage, file: File, schema: pa.Schema) -> Generator[Tab
     with _checked(storage, file) as source:
         parquet = _open_parquet(file.key, source)
         _check_schema(file.key, parquet.schema_arrow, schema)
-        yield TableReader(parquet)
+        yield TableReader(file.key, parquet)
 
 
 def _open_parquet(key: str, source: BinaryIO) -> pq.ParquetFile:
-    try:
+    with _as_parquet(key):
         return pq.ParquetFile(source)
-    except pa.ArrowInvalid as error:
+
+
+@contextmanager
+def _as_parquet(key: str) -> Generator[None]:
+    """Refuse what is no Parquet file, or a damaged one, in one sentence."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this host; what Arrow says of a file's content has no number
         raise _broken(key, f"it is no Parquet file: {' '.join(str(error).split())}") from error
 
 

@@ -94,9 +94,12 @@ def test_broken_json_is_one_sentence_that_names_the_file(storage: Storage, conte
 
 
 def test_a_table_that_was_cut_short_is_one_sentence(storage: Storage):
-    storage.write_once("t.parquet", files.table_bytes(make_requests(5))[:-9])
-    with pytest.raises(LedgerError, match=r"^t\.parquet cannot be used: it is no Parquet file"):
-        files.read_table(storage, Unrecorded("t.parquet"), REQUESTS)
+    whole = files.table_bytes(make_requests(5))
+    for content in (whole[:-9], whole[:4] + bytes(400) + whole[404:]):
+        storage.replace("t.parquet", content)
+        for read in (files.read_table, lambda *args: list(files.iter_tables(*args))):
+            with pytest.raises(LedgerError, match=r"^t\.parquet cannot be used: it is no Parquet"):
+                read(storage, Unrecorded("t.parquet"), REQUESTS)
 
 
 def test_a_folder_comes_back_with_every_byte(storage: Storage, tmp_path: Path):
