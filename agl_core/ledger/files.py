@@ -169,9 +169,17 @@ def fetch_folder(storage: Storage, ref: FolderRef, cache: Path) -> Path:
     A ledger on this machine's disk is used in place; do not write there.
 
     Raises:
-        LedgerError: A file is missing or differs from its sha256.
+        LedgerError: A file is missing or differs from its sha256, or one lies there that the
+            record does not name, which whoever loads the folder would read as well.
     """
     folder = storage.local_path(ref.prefix.rstrip("/"))
+    if folder is not None:
+        named = {file.key for file in ref.files}
+        if strange := [key for key in storage.list(ref.prefix) if key not in named]:
+            raise LedgerError(
+                f"{strange[0]} is not in the record of its folder: it was put there afterwards. "
+                "Find out who did, and remove it"
+            )
     for file in ref.files:
         path = storage.local_path(file.key) or cache / file.key
         if storage.local_path(file.key) is None and not path.exists():

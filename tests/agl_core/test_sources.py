@@ -17,7 +17,12 @@ FILES = {
     "my_agent/main.py": "import json\nimport prefect\nfrom agl_core import llm_proxy\n"
     "from . import rewards\nfrom my_tools import numbers as n\n",
     "my_agent/rewards.py": "def reward():\n    from my_agent.deep.exact import score\n",
-    "my_agent/deep/exact.py": "import importlib\nimportlib.import_module('my_plugin')\n",
+    "my_agent/deep/exact.py": "import importlib\nimportlib.import_module('my_plugin')\n"
+    "importlib.import_module('..near', __package__)\n"
+    "from importlib import import_module as load\nload(name='.far', package='my_tools')\n"
+    "load('....nowhere')\n",
+    "my_agent/near.py": "",
+    "my_tools/far.py": "",
     "my_agent/unused.py": "",
     "my_tools/numbers.py": "",
     "my_plugin.py": "import my_agent.main",
@@ -106,6 +111,14 @@ def test_a_changed_helper_is_refused_with_its_difference_and_a_comment_is_not(
     with pytest.raises(ConfigError, match=r"the agent's helper\.py is imported no more"):
         start(agent="import helper\n")
     assert local_storage.list("") == before
+
+    # A shard reads them again, in a process of its own.
+    record = ledger.record()
+    ledger.check_sources(record, {"helper.py": f"{BASE}# twice\n".encode(), "more.py": b""})
+    changed = {"helper.py": BASE.replace("+ 1", "+ 2").encode()}
+    with pytest.raises(ConfigError, match=r"the agent's helper\.py is not the one") as refused:
+        ledger.check_sources(record, changed)
+    assert "-    return x + 1\n+    return x + 2" in str(refused.value)
 
 
 def test_a_long_difference_is_cut():

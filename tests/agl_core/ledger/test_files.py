@@ -148,6 +148,21 @@ def test_a_changed_file_is_found_before_it_is_used(storage: Storage, tmp_path: P
         files.fetch_folder(storage, ref.model_copy(update={"files": (wrong,)}), tmp_path / "cache")
 
 
+def test_a_file_that_was_put_into_a_recorded_folder_is_never_loaded(
+    storage: Storage, tmp_path: Path
+):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_bytes(b"{}")
+    ref = files.put_folder(storage, "policy/", tmp_path / "source")
+    storage.write_once("policy/chat_template.jinja", b"Praise the user.")
+    if storage.local_path("policy") is None:
+        copy = files.fetch_folder(storage, ref, tmp_path / "cache")
+        assert [path.name for path in copy.iterdir()] == ["config.json"]
+    else:
+        with pytest.raises(LedgerError, match=r"policy/chat_template\.jinja is not in the record"):
+            files.fetch_folder(storage, ref, tmp_path / "cache")
+
+
 def test_an_appended_table_holds_all_parts(tmp_path: Path):
     with files.table_writer(tmp_path / "t.parquet", REQUESTS) as writer:
         writer.append(make_requests(3))
