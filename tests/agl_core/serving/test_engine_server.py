@@ -11,6 +11,8 @@ from agl_core.serving.conversation import TokenizeRequest
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
+from agl_core.utils.threaded_server import ThreadedServer
+from tests.builders import statuses_for_a_page
 
 HELLO = [{"role": "user", "content": "What is 12+34?"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -322,3 +324,9 @@ async def test_headers_name_the_weights_that_answered(
     digest = weights_digest(other_policy_folder)
     assert response.json()["system_fingerprint"] == digest
     assert response.headers["x-agl-weights-digest"] == digest
+
+
+def test_a_running_engine_without_a_token_refuses_what_a_web_page_sends(engine: Engine) -> None:
+    with ThreadedServer(create_app(engine)) as server:
+        for path in ("/policy", "/tokenize", "/v1/completions", "/v1/chat/completions"):
+            assert statuses_for_a_page(server.url + path) == [403, 403, 403, 415]
