@@ -43,13 +43,12 @@ def _malformed(error: ValidationError) -> Response:
     if error.error_count() > _MOST_PROBLEMS:
         detail = f"the request is no {error.title}: it has {error.error_count()} problems"
         return JSONResponse({"detail": detail}, 422)
-    is_change = error.title in _UPDATES
-    # Of a missing field the input is all around it, made anew for each: large where that is.
-    problems = error.errors(include_url=False, include_context=False, include_input=is_change)
+    problems = error.errors(include_url=False, include_context=False)
     text = "; ".join(
         ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
         for problem in problems
     )
+    is_change = error.title in _UPDATES
     if is_change and any(problem["input"] is None for problem in problems):
         return JSONResponse({"detail": f"{text}; leave a field out to keep its value"}, 400)
     return JSONResponse({"detail": text}, 422)

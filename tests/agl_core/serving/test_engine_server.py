@@ -18,6 +18,7 @@ HELLO = [{"role": "user", "content": "What is 12+34?"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 BROKEN_CALL = {**CALL, "function": {"name": "add", "arguments": "[1"}}
+DEEP_CALL = {**CALL, "function": {"name": "add", "arguments": "[" * 100_000}}
 
 
 def make_body(**changes: Any) -> dict[str, Any]:
@@ -135,6 +136,7 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
         ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [BROKEN_CALL]}]}, "arguments of add"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]}, "arguments of add"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "256 positions"),
         ({"max_tokens": 250}, "256 positions"),

@@ -116,46 +116,28 @@ def asking_health(url: str, pid: int) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "status", "path"),
+    ("body", "headers", "status"),
     [
         pytest.param(
             gzip.compress(gzip.compress(b" " * 512 * MIB)),
             {"content-encoding": "gzip"},
             422,
-            ENQUEUE,
             id="gzip in gzip",
         ),
+        pytest.param(gzip.compress(b" " * 256 * MIB), {"content-encoding": "gzip"}, 413, id="gzip"),
+        pytest.param(nested_input(b"[" + b"{}," * (20 * MIB) + b"{}]"), {}, 413, id="objects"),
+        pytest.param(nested_input(b"[" + b"1," * (30 * MIB) + b"1]"), {}, 413, id="numbers"),
+        pytest.param(nested_input(b"[" * 290_000), {}, 422, id="nesting"),
         pytest.param(
-            gzip.compress(b" " * 256 * MIB), {"content-encoding": "gzip"}, 413, ENQUEUE, id="gzip"
-        ),
-        pytest.param(
-            nested_input(b"[" + b"{}," * (20 * MIB) + b"{}]"), {}, 413, ENQUEUE, id="objects"
-        ),
-        pytest.param(
-            nested_input(b"[" + b"1," * (30 * MIB) + b"1]"), {}, 413, ENQUEUE, id="numbers"
-        ),
-        pytest.param(nested_input(b"[" * 290_000), {}, 422, ENQUEUE, id="nesting"),
-        pytest.param(
-            b'{"rollouts":[' + b'{"input":1},' * 290_000 + b'{"input":1}]}',
-            {},
-            422,
-            ENQUEUE,
-            id="rollouts",
-        ),
-        pytest.param(
-            b"{" + b",".join(b'"k%d":1' % n for n in range(400_000)) + b"}",
-            {},
-            422,
-            "/v1/agl/spans",
-            id="keys around missing fields",
+            b'{"rollouts":[' + b'{"input":1},' * 290_000 + b'{"input":1}]}', {}, 422, id="rollouts"
         ),
     ],
 )
 def test_health_is_answered_while_a_costly_body_is_refused(
-    store: tuple[str, int], body: bytes, headers: dict[str, str], status: int, path: str
+    store: tuple[str, int], body: bytes, headers: dict[str, str], status: int
 ):
     with asking_health(*store) as waits, httpx.Client(timeout=60) as http:
         headers = {"content-type": "application/json"} | headers
-        answer = http.post(store[0] + path, content=body, headers=headers)
+        answer = http.post(store[0] + ENQUEUE, content=body, headers=headers)
     assert answer.status_code == status
     assert max(waits) < 1.0
