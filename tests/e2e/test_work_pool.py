@@ -105,7 +105,8 @@ def test_a_deployed_run_trains_with_its_shards_on_the_pool(
 
     runs = api.of_run("flow_runs", "deployed")
     shards = [run for run in runs if "-train-" in run["name"] or "-val-" in run["name"]]
-    assert len(shards) == 3, "base, train and new"
+    found = [(run["name"], run["state_name"], run["state"]["message"]) for run in shards]
+    assert len(shards) == 3, f"not base, train and new: {found}\n{worker.log_tail(100)}"
     assert {shard["work_pool_name"] for shard in shards} == {"agl"}
     assert {shard["state_type"] for shard in shards} == {"COMPLETED"}
     stored = server.select("select name from flow_run where name like 'deployed%'")
