@@ -22,12 +22,12 @@ from agl_core.settings import Settings as _Settings
 
 _SECRET = re.compile(
     r"[a-z][a-z0-9+.-]*://[^/@\s]+@"
-    r"|[a-z]+://\S*[?&](x-amz-signature|x-goog-signature|sig|token|access_token|api_key|password)=",
+    r"|[a-z]+://\S*[?&](sig|auth|[\w.-]*(signature|token|secret|password|api[_-]?key))=",
     re.IGNORECASE,
 )
 _RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
-_SECRET_NAME = re.compile(r"(TOKEN|_KEY|SECRET|PASSWORD)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(TOKEN|_KEY|APIKEY|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 """Of environment variables, as HF_TOKEN and AWS_SECRET_ACCESS_KEY."""
 
 

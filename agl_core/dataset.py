@@ -1,5 +1,7 @@
 """Datasets as JSON Lines, each line one task: read them, and publish immutable versions of them."""
 
+import codecs
+import contextlib
 import gzip
 import hashlib
 import json
@@ -19,6 +21,8 @@ from agl_core.types.core import Dataset
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How Windows' PowerShell begins what it writes to a file."""
 
 
 def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
@@ -43,10 +47,21 @@ def read_jsonl(uri: str, access: S3Access = ENVIRONMENT) -> list[str]:
         try:
             rows.append(json.dumps(parse_json(line), sort_keys=True))
         except ValueError as error:
-            raise ConfigError(f"dataset {uri}, line {number} is not JSON: {error}") from error
+            raise ConfigError(
+                f"dataset {uri}, line {number} is not JSON: {error}{_advice(text)}"
+            ) from error
     if not rows:
         raise ConfigError(f"dataset {uri} has no rows")
     return rows
+
+
+def _advice(text: str) -> str:
+    """Return what to do with a file that is JSON as a whole, and not in each line."""
+    with contextlib.suppress(ValueError):
+        if isinstance(parse_json(text), list):
+            return "; the file is one JSON list, make a line of each item: jq -c '.[]'"
+        return "; the file is one JSON value over several lines, give each row a line: jq -c ."
+    return ""
 
 
 def rows_of(name: str, dataset: Dataset[Any]) -> list[str]:
@@ -151,8 +166,11 @@ def _decode(uri: str, content: bytes) -> str:
     try:
         if content.startswith(_GZIP):
             content = gzip.decompress(content)
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
+        encoding = "utf-16" if content.startswith(_UTF16) else "utf-8-sig"
+        return content.decode(encoding).replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"dataset {uri} is not UTF-8: {error}") from error
+        raise ConfigError(
+            f"dataset {uri} is not UTF-8: {error}; is it text, and of one encoding? iconv converts"
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"dataset {uri} is damaged gzip: {error}") from error

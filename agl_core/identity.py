@@ -70,7 +70,7 @@ def code(agent: str) -> dict[str, Any]:
     """Return the commit of the agent's working tree, the agent's source digest and this package's
     version; None where there is no repository.
     """
-    origin = _source(agent.partition(":")[0])
+    origin = source_file(agent.partition(":")[0])
     folder = origin.parent if origin else Path.cwd()
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no", ":(top)*.py")
     return {
@@ -82,13 +82,16 @@ def code(agent: str) -> dict[str, Any]:
     }
 
 
-def _source(module: str) -> Path | None:
-    """Return the file of a module; None for one without, as a notebook's."""
+def source_file(module: str) -> Path | None:
+    """Return the file of a module; None for one without, as a notebook's, or that is not there."""
     loaded = sys.modules.get(module)
     if loaded is not None:
         file = getattr(loaded, "__file__", None)
     else:
-        found = importlib.util.find_spec(module)
+        try:
+            found = importlib.util.find_spec(module)
+        except (ImportError, ValueError):  # so is a package around it
+            found = None
         file = found.origin if found else None
     return Path(file) if file else None
 

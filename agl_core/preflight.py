@@ -20,7 +20,7 @@ from agl_core.algorithm.iterative import IterativeAlgorithm
 from agl_core.config import RunConfig
 from agl_core.dataset import read_jsonl
 from agl_core.errors import AglError
-from agl_core.ledger.run import NewFile, RunRecord, open_run
+from agl_core.ledger.run import NewFile, RunLedger, RunRecord, SourceRef, open_run
 from agl_core.ledger.s3_access import S3Access, S3Credentials
 from agl_core.litagent.decorator import load_agent
 from agl_core.prepared import PreparedRun
@@ -124,8 +124,7 @@ def _compare(
         conditional_put = ledger.storage.probe()
         ledger.starts.refuse_if_held()
     datasets = {name: ledger.dataset(name, rows) for name, rows in inputs.items()}
-    paths = local_sources(config.agent.partition(":")[0])
-    sources = {name: ledger.source(path.read_bytes()) for name, path in paths.items()}
+    sources = read_sources(config.agent, ledger)
     record = RunRecord(
         run_id=config.run_id,
         config=config,
@@ -139,6 +138,12 @@ def _compare(
     )
     run = PreparedRun(config, ledger, record, algorithm, inputs, start_state)
     return run, [*datasets.values(), *sources.values()]
+
+
+def read_sources(agent: str, ledger: RunLedger) -> dict[str, NewFile[SourceRef]]:
+    """Return the files that an agent is made of here, on their way to the ledger."""
+    paths = local_sources(agent.partition(":")[0])
+    return {name: ledger.source(path.read_bytes()) for name, path in paths.items()}
 
 
 def prepare_run(

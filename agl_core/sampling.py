@@ -67,7 +67,7 @@ _WITHOUT_EFFECT = frozenset(
         *("prompt_logprobs", "logprob_token_ids", "return_token_ids", "return_token_offsets"),
         *("return_tokens_as_token_ids", "return_prompt_text", "include_reasoning"),
         *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
-        "length_penalty",
+        *("length_penalty", "use_beam_search", "best_of"),  # of beam search, which is refused
         # book-keeping
         *("user", "metadata", "store", "service_tier", "safety_identifier", "priority"),
         *("request_id", "session_id", "cache_salt", "prompt_cache_key", "prompt_cache_retention"),
@@ -78,7 +78,11 @@ _ALSO_NEUTRAL: Mapping[str, Collection[Any]] = {
     "parallel_tool_calls": (True, False),  # without tools it says nothing
     "tool_choice": ("auto", "none"),
     "response_format": ({"type": "text"},),
+    "ignore_eos": (False,),
+    "min_tokens": (0,),
 }
+_EMPTY: tuple[Any, ...] = ("", [], {})
+"""Values that say nothing. 0 and false do: a thinking budget of 0 ends the thinking."""
 
 
 def state_fields(body: JsonObject) -> JsonObject:
@@ -140,7 +144,7 @@ def _is_strict(tool: Any) -> bool:
 def _is_neutral(name: str, value: Any) -> bool:
     if value is None or value in _ALSO_NEUTRAL.get(name, ()):
         return True
-    return value == NEUTRAL[name] if name in NEUTRAL else not value
+    return value == NEUTRAL[name] if name in NEUTRAL else value in _EMPTY
 
 
 def to_text(fields: Mapping[str, Any]) -> str:

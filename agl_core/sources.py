@@ -12,6 +12,7 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import unified_diff
 from functools import cache
 from pathlib import Path
@@ -87,6 +88,7 @@ def _imports(path: Path, package: str) -> Iterator[str]:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
+    importers = set(_importers(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -97,10 +99,27 @@ def _imports(path: Path, package: str) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and _called(node) in _IMPORTERS and node.args:
-            argument = node.args[0]
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield argument.value.lstrip(".")
+        elif isinstance(node, ast.Call) and _called(node) in importers:
+            yield from _imported_by_call(node, package)
+
+
+def _importers(tree: ast.AST) -> Iterator[str]:
+    """Yield the names by which a file calls the functions that import."""
+    yield from _IMPORTERS
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (a.asname for a in node.names if a.asname and a.name in _IMPORTERS)
+
+
+def _imported_by_call(node: ast.Call, package: str) -> Iterator[str]:
+    """Yield the name that `import_module` and the like are called with, where it stands there."""
+    arguments = dict(zip(("name", "package"), node.args, strict=False))
+    arguments |= {word.arg: word.value for word in node.keywords if word.arg}
+    texts = {key: of.value for key, of in arguments.items() if isinstance(of, ast.Constant)}
+    name, of = texts.get("name"), texts.get("package", package)
+    if isinstance(name, str) and isinstance(of, str):
+        with suppress(ImportError):  # above the top, or relative to no package
+            yield importlib.util.resolve_name(name, of)
 
 
 def _called(node: ast.Call) -> str | None:

@@ -1,7 +1,6 @@
 """The command `agl proxy`: the recording proxy for agents of other processes and machines."""
 
 import asyncio
-import json
 import logging
 import signal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ import typer
 
 from agl_core.env_var import named_secret
 from agl_core.errors import ConfigError
+from agl_core.text_formats import parse_json
 
 if TYPE_CHECKING:  # a web server, for this command only
     from agl_core.llm_proxy import Price, ProxyConfig
@@ -128,11 +128,14 @@ def parse_sampling(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
-        found = None
+        found = parse_json(text)
+        reason = "it is another value"
+    except ValueError as error:
+        found, reason = None, str(error)
     if not isinstance(found, dict):
-        raise ConfigError(f'sampling {text!r} is no JSON object, as in {{"temperature": 0.7}}')
+        raise ConfigError(
+            f'sampling {text!r:.200} is no JSON object, as in {{"temperature": 0.7}}: {reason}'
+        )
     return found
 
 

@@ -165,11 +165,20 @@ def named_server(*, is_needed: bool = False) -> str | None:
     env_var.bypass_proxies()
     for name, value in CLIENT_SETTINGS.items():
         os.environ.setdefault(name, value)
-    url = os.environ.get("PREFECT_API_URL")
-    if url and "PREFECT_HOME" not in os.environ:
+    url = os.environ.get("PREFECT_API_URL", "").strip().rstrip("/")
+    if not url:
+        os.environ.pop("PREFECT_API_URL", None)
+        return None
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"PREFECT_API_URL={without_credentials(url)} does not begin with http:// or https://; "
+            "write http://HOST:4200/api"
+        )
+    os.environ["PREFECT_API_URL"] = url
+    if "PREFECT_HOME" not in os.environ:
         _check_home()
-    if url and not _is_healthy(url):
-        if _is_healthy(api := f"{url.rstrip('/')}/api"):
+    if not _is_healthy(url):
+        if _is_healthy(api := f"{url}/api"):
             raise ConfigError(
                 f"PREFECT_API_URL={without_credentials(url)} has no API: set it to "
                 f"{without_credentials(api)}"

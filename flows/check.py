@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agl_core.ledger.run import RunLedger
-from agl_core.preflight import Checks
+from agl_core.preflight import Checks, read_sources
 from agl_core.prepared import PreparedRun
 from flows.canary import check_live
 from tasks import context
@@ -35,6 +35,8 @@ def _own_run(run: PreparedRun) -> PreparedRun:
     config = run.config.model_copy(update={"run_id": run_id})
     ledger = RunLedger(run.ledger.storage, run_id)
     ledger.code = run.record.code
-    record = run.record.model_copy(update={"run_id": run_id, "config": config, "datasets": {}})
-    ledger.start(record)
+    sources = read_sources(config.agent, ledger)
+    own = {"sources": {name: new.ref for name, new in sources.items()}, "datasets": {}}
+    record = run.record.model_copy(update={"run_id": run_id, "config": config, **own})
+    ledger.start(record, list(sources.values()))
     return replace(run, config=config, ledger=ledger, record=record)

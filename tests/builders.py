@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import pyarrow as pa
 
 from agl_core import semconv
@@ -133,3 +134,16 @@ def make_rows(indices: Sequence[int], reasons: Sequence[str | None]) -> pa.Table
 
 def dumps(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def statuses_for_a_page(url: str) -> list[int]:
+    """Return what a server answers to what a web page can have a browser send."""
+    pages = [
+        {"host": "page.example"},
+        {"origin": "http://page.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"content-type": "text/plain"},
+    ]
+    json = {"content-type": "application/json"}
+    with httpx.Client(trust_env=False) as http:
+        return [http.post(url, content=b"{}", headers=json | page).status_code for page in pages]

@@ -2,6 +2,7 @@
 them.
 """
 
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from agl_core.algorithm.run_settings import IN_MEMORY, LEDGER, UNKNOWN_AGENT
 from agl_core.config import AlgorithmSettings, RunConfig, check_settings
 from agl_core.dataset import rows_of
 from agl_core.errors import ConfigError
+from agl_core.identity import source_file
+from agl_core.litagent.decorator import FunctionalLitAgent
+from agl_core.litagent.litagent import LitAgent
 from agl_core.preflight import prepare_own_run
 from agl_core.prepared import PreparedRun
 from agl_core.types.core import Dataset
@@ -95,6 +99,12 @@ def _refuse_another(settings: RunConfig, algorithm: "IterativeAlgorithm[Any]") -
                 f"{name} of the run's configuration is {recorded}, and the algorithm was made "
                 f"with {used}: give both the same"
             )
+    agent = _find_agent(algorithm)
+    if agent is not None and not names_agent(settings.agent, agent):
+        raise ConfigError(
+            f"agent of the run's configuration is {settings.agent}, and the trainer's is "
+            f"{_path_of(agent)}: give both the same"
+        )
 
 
 def _without_seed(settings: AlgorithmSettings) -> dict[str, Any]:
@@ -107,11 +117,40 @@ def agent_name(algorithm: "IterativeAlgorithm[Any]") -> str:
     """Return `module:name` of the trainer's agent, for the record; without a trainer, that the
     runners know.
     """
+    agent = _find_agent(algorithm)
+    return UNKNOWN_AGENT if agent is None else _path_of(agent)
+
+
+def _find_agent(algorithm: "IterativeAlgorithm[Any]") -> Any:
+    """Return the trainer's agent; None without one."""
     try:
-        agent = algorithm.get_trainer().agent
+        return algorithm.get_trainer().agent
     except (ValueError, AttributeError):
-        return UNKNOWN_AGENT
+        return None
+
+
+def _path_of(agent: Any) -> str:
     return f"{agent.__module__}:{getattr(agent, '__qualname__', type(agent).__qualname__)}"
+
+
+def names_agent(path: str, agent: Any) -> bool:
+    """Say whether a path names an agent: in a module that is loaded, or in the script that runs,
+    which is called `__main__`.
+    """
+    module_name, _, attribute = path.partition(":")
+    file = source_file(module_name)
+    modules = [sys.modules.get(module_name)]
+    if file is not None and source_file("__main__") == file:
+        modules.append(sys.modules["__main__"])
+    named = [getattr(module, attribute) for module in modules if hasattr(module, attribute)]
+    return any(_code_of(one) is _code_of(agent) for one in named)
+
+
+def _code_of(agent: Any) -> Any:
+    """Return an agent's function or class; the object itself may have been copied to a process."""
+    if isinstance(agent, FunctionalLitAgent):
+        return agent.function
+    return type(agent) if isinstance(agent, LitAgent) else agent
 
 
 def _check_adapter(algorithm: "IterativeAlgorithm[Any]") -> None:

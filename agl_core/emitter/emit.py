@@ -1,13 +1,14 @@
 """The one way of every emitter: check the attributes, let the active tracer record the span."""
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from agl_core.env_var import LightningEnvVar, resolve_bool_env_var
 from agl_core.tracer.attributes import check_attributes_sanity, flatten_attributes
 from agl_core.tracer.base import Tracer
-from agl_core.tracer.current import get_active_tracer
+from agl_core.tracer.current import get_active_tracer, get_current_attempt
 from agl_core.tracer.dummy import DummyTracer
 from agl_core.types.tracer import SpanCoreFields, TraceStatus
 
@@ -49,10 +50,18 @@ def tracer_for(propagate: bool) -> Tracer:
     """Return the active tracer, or without `propagate` one that keeps nothing.
 
     Raises:
-        RuntimeError: `propagate`, and no tracer is active.
+        RuntimeError: `propagate`, and no tracer is active, or this is a process that the agent
+            forked.
     """
     if not propagate:
         return DummyTracer()
+    attempt = get_current_attempt()
+    if attempt is not None and attempt.process_id != os.getpid():
+        raise RuntimeError(
+            f"cannot emit in process {os.getpid()}: the agent runs in process "
+            f"{attempt.process_id}, and nothing that is emitted elsewhere reaches its attempt; "
+            "return the value from the other process, and emit it in the agent's own"
+        )
     tracer = get_active_tracer()
     if tracer is None:
         raise RuntimeError(

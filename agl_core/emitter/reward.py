@@ -103,10 +103,12 @@ def _named_rewards(
 
 def unboxed(value: Any) -> Any:
     """Return the number in an array or tensor without dimensions, and a `Decimal` as a float;
-    anything else as it is.
+    anything else as it is. A masked number of numpy, whose `item` would give 0, is NaN.
     """
     if isinstance(value, Decimal):
         return float(value)
+    if getattr(value, "shape", None) == () and getattr(value, "mask", False):
+        return math.nan
     is_box = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
     return value.item() if is_box else value
 

@@ -169,9 +169,17 @@ def fetch_folder(storage: Storage, ref: FolderRef, cache: Path) -> Path:
     A ledger on this machine's disk is used in place; do not write there.
 
     Raises:
-        LedgerError: A file is missing or differs from its sha256.
+        LedgerError: A file is missing or differs from its sha256, or one lies there that the
+            record does not name, which whoever loads the folder would read as well.
     """
     folder = storage.local_path(ref.prefix.rstrip("/"))
+    if folder is not None:
+        named = {file.key for file in ref.files}
+        if strange := [key for key in storage.list(ref.prefix) if key not in named]:
+            raise LedgerError(
+                f"{strange[0]} is not in the record of its folder: it was put there afterwards. "
+                "Find out who did, and remove it"
+            )
     for file in ref.files:
         path = storage.local_path(file.key) or cache / file.key
         if storage.local_path(file.key) is None and not path.exists():
@@ -242,20 +250,24 @@ def table_writer(path: Path, schema: pa.Schema) -> Generator[TableWriter]:
 class TableReader:
     """A table of the ledger whose content was checked."""
 
-    def __init__(self, file: pq.ParquetFile) -> None:
+    def __init__(self, key: str, file: pq.ParquetFile) -> None:
+        self._key = key
         self._file = file
         self.version = _version(file.schema_arrow)
         """Version of the schema that the table was written with."""
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the table, or some of its columns."""
-        return self._file.read(columns=list(columns) if columns is not None else None)
+        with _as_parquet(self._key):
+            return self._file.read(columns=list(columns) if columns is not None else None)
 
     def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield it one row group at a time."""
         names = list(columns) if columns is not None else None
         for group in range(self._file.num_row_groups):
-            yield self._file.read_row_group(group, columns=names)
+            with _as_parquet(self._key):
+                table = self._file.read_row_group(group, columns=names)
+            yield table
 
 
 @contextmanager
@@ -269,13 +281,22 @@ def open_table(storage: Storage, file: File, schema: pa.Schema) -> Generator[Tab
     with _checked(storage, file) as source:
         parquet = _open_parquet(file.key, source)
         _check_schema(file.key, parquet.schema_arrow, schema)
-        yield TableReader(parquet)
+        yield TableReader(file.key, parquet)
 
 
 def _open_parquet(key: str, source: BinaryIO) -> pq.ParquetFile:
-    try:
+    with _as_parquet(key):
         return pq.ParquetFile(source)
-    except pa.ArrowInvalid as error:
+
+
+@contextmanager
+def _as_parquet(key: str) -> Generator[None]:
+    """Refuse what is no Parquet file, or a damaged one, in one sentence."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this host; what Arrow says of a file's content has no number
         raise _broken(key, f"it is no Parquet file: {' '.join(str(error).split())}") from error
 
 

@@ -297,6 +297,29 @@ class RunLedger:
                 contents.get(now.file.key, b"") if now else b"",
             )
 
+    def check_sources(self, record: RunRecord, contents: Mapping[str, bytes]) -> None:
+        """Compare the agent's files, by place below the project, with those of the identity.
+
+        A file that only one of them has is left out: whoever imports it has changed as well, or
+        it is installed as a package here.
+
+        Raises:
+            ConfigError: One means something else; the message shows how it changed.
+        """
+        for name, content in sorted(contents.items()):
+            was = record.sources.get(name)
+            if was is None or was.file.sha256 == files.sha256_of_bytes(content):
+                continue
+            if was.digest != source_digest(content):
+                kept = files.read_bytes(self.storage, was.file)
+                raise ConfigError(
+                    f"the agent's {name} is not the one that run {self.run_id!r} was started with, "
+                    "and rollouts of two agents do not mix. Put it back and start the run again, "
+                    "or go on with the change: agl run with --allow-changed (prefect deployment "
+                    f"run training-run/{self.run_id} --param allow_changed=true)"
+                    f"\n{source_diff(name, kept, content)}"
+                )
+
     def committed(self) -> int:
         """Return the number of committed iterations."""
         count = 0

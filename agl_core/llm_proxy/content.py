@@ -12,6 +12,8 @@ from agl_core.llm_proxy.refusal import Refusal
 _TEXT_PARTS = ("text", "refusal")
 _BESIDE_TEXT = ("prompt_embeds", "mm_payload", "audio")
 """Fields of a request or a message that bring other content."""
+_BESIDE_PART = ("image", "audio", "video", "file", "embeds")
+"""In the names of fields of a part. vLLM reads a part without a type by its fields."""
 
 
 def not_text(kind: Any) -> Refusal:
@@ -47,6 +49,10 @@ def _check_fields(holder: JsonObject) -> None:
 
 def _check_parts(content: Any) -> None:
     for part in content if isinstance(content, list) else ():
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        if kind not in _TEXT_PARTS:
+        if not isinstance(part, dict):
+            continue
+        if (kind := part.get("type", "text")) not in _TEXT_PARTS:
             raise not_text(kind)
+        for name, value in part.items():
+            if value is not None and any(word in name for word in _BESIDE_PART):
+                raise not_text(name)

@@ -24,6 +24,7 @@ from agl_core.llm_proxy.refusal import Refusal, json_response
 from agl_core.llm_proxy.relay import StreamedResponse
 from agl_core.llm_proxy.sampling import fill_in, find_unsupported
 from agl_core.llm_proxy.store_calls import StoreCalls
+from agl_core.llm_proxy.stream import find_hole
 from agl_core.llm_proxy.upstream import Upstream, UpstreamReply, UpstreamStream
 from agl_core.llm_proxy.upstream_error import describe_refusal
 from agl_core.sampling import state_fields, without_strict_tools
@@ -161,7 +162,7 @@ class CallHandler:
         answer = _parse_answer(reply, num_choices)
         try:
             recorded = capture.response_attributes(dialect.as_chat(answer), reply.headers)
-            record.answer(recorded, capture.find_defect(recorded))
+            record.answer(recorded, capture.find_defect(recorded) or find_hole(recorded))
             response = json_response(dialect.answer(answer, body))
             response.headers.update(_passed_headers(reply))
             return response

@@ -7,6 +7,8 @@ from agl_core.llm_proxy.answer_shape import count_of
 from agl_core.llm_proxy.capture import JsonObject
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_GIVEN_UP = ("abort", "error")
+"""Finish reasons of a server that did not go on; OpenAI has no reason for them."""
 _ECHOED: JsonObject = {
     "instructions": None,
     "max_output_tokens": None,
@@ -60,13 +62,14 @@ def finished(head: JsonObject, output: list[JsonObject], reason: Any, usage: Any
         usage: Of the chat completion, or None.
     """
     incomplete = _INCOMPLETE.get(reason)
+    is_cut = incomplete is not None or reason in _GIVEN_UP
     prompt = count_of(usage, "prompt_tokens") or 0
     completion = count_of(usage, "completion_tokens") or 0
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     cached = count_of(details, "cached_tokens") or 0
     return {
         **head,
-        "status": "incomplete" if incomplete else "completed",
+        "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": incomplete} if incomplete else None,
         "output": output,
         "usage": {

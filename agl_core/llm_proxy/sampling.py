@@ -10,6 +10,7 @@ from typing import Any
 
 from agl_core.errors import ConfigError
 from agl_core.llm_proxy.capture import JsonObject
+from agl_core.sampling import NEUTRAL
 
 MAX_CHOICES = 128
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -61,6 +62,11 @@ def find_unsupported(body: JsonObject) -> str | None:
     for name, reason in _UNSUPPORTED.items():
         if body.get(name):
             return f"{name} is not supported: {reason}"
+    # vLLM reads "0.7" as 0.7; recorded as a text it would count as not said.
+    for name in (*NEUTRAL, *_LIMITS):
+        value = body.get(name)
+        if value is not None and type(value) not in (int, float):
+            return f"{name}={value!r} is not a number"
     if not isinstance(body.get("stream_options") or {}, dict):
         return "stream_options is not a JSON object"
     n = body.get("n")

@@ -6,11 +6,15 @@ asyncio), so `subprocess.Popen.__init__` is wrapped once. The children of an att
 all their descendants when the attempt is given up (deadline, cancellation); those that an agent
 leaves running on its return may serve the next rollouts, and are killed when this process ends.
 
-Not noted: `os.fork`, `multiprocessing`, and threads that run without the agent's context. A process
-that is killed with SIGKILL kills nothing. `rollout.isolation: process` covers all of these.
+Processes of `multiprocessing` are noted too, and killed when this process ends, which otherwise
+waits for them; not with their attempt: a pool of them may serve other rollouts.
+
+Not noted: `os.fork`, and threads that run without the agent's context. A process that is killed
+with SIGKILL kills nothing. `rollout.isolation: process` covers all of these.
 """
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,14 +24,18 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing import util
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 AnyPopen = subprocess.Popen[Any]
 
 _lock = threading.Lock()
 _left: list[AnyPopen] = []
 """Children that ended attempts left running."""
+_of_multiprocessing: WeakSet[BaseProcess] = WeakSet()
+"""Processes of `multiprocessing` that agents started."""
 _running: set["AttemptChildren"] = set()
 _installed_in = 0
 """Id of the process that kills its children at its end."""
@@ -107,8 +115,10 @@ def kill_all() -> None:
     for children in list(_running):
         children.give_up()
     with _lock:
-        left = list(_left)
-    kill_trees(child.pid for child in left if child.returncode is None)
+        noted = set(_of_multiprocessing)
+        left = [child.pid for child in _left if child.returncode is None]
+    processes = [child for child in multiprocessing.active_children() if child in noted]
+    kill_trees([*left, *(child.pid for child in processes if child.pid is not None)])
 
 
 def kill_trees(roots: Iterable[int]) -> None:
@@ -148,10 +158,28 @@ def _install() -> None:
             return
         is_forked, _installed_in = _installed_in != 0, os.getpid()
         _left.clear()
+        _of_multiprocessing.clear()
         _running.clear()
     util.Finalize(None, kill_all, exitpriority=100)  # also in processes of multiprocessing
     if not is_forked:
         _wrap_popen()
+        _wrap_multiprocessing()
+
+
+def _wrap_multiprocessing() -> None:
+    start = BaseProcess.start
+
+    @functools.wraps(start)
+    def start_noted(self: BaseProcess) -> None:
+        owner = _owner.get()
+        if owner is not None:
+            owner.check()
+        start(self)
+        if owner is not None:
+            with _lock:
+                _of_multiprocessing.add(self)
+
+    BaseProcess.start = start_noted
 
 
 def _wrap_popen() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
+from agl_core.runner.failure import text_of
+
 CANCEL_GRACE_SECONDS = 2.0
 """How long a cancelled coroutine may take to clean up before it counts as leaked."""
 
@@ -116,7 +118,9 @@ def _contained(error: BaseException) -> RuntimeError:
     """Return an error in place of one that means something to who runs the agent: asyncio lets a
     SystemExit end the event loop, and a future with a StopIteration would never end.
     """
-    return RuntimeError(f"the agent raised {type(error).__name__}: {error}".removesuffix(": "))
+    return RuntimeError(
+        f"the agent raised {type(error).__name__}: {text_of(error)}".removesuffix(": ")
+    )
 
 
 async def _cancel(task: asyncio.Task[Any], leaks: LeakCounter, grace_seconds: float) -> None:

@@ -40,8 +40,16 @@ def classify_exception(error: BaseException) -> FailureKind:
 
 def describe_exception(error: BaseException) -> str:
     """Return one line: type and message."""
-    message = " ".join(str(error).split())
+    message = " ".join(text_of(error).split())
     return _storable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text; an agent's own class may fail to give one."""
+    try:
+        return str(error)
+    except Exception as fault:  # noqa: BLE001 - any code may be in there
+        return f"<its text cannot be had: {type(fault).__name__}>"
 
 
 def locate_exception(error: BaseException) -> str:

@@ -15,12 +15,15 @@ the agent's. Agents that know better raise `agl_core.InfraError`.
 
 import errno
 import http.client
+import imaplib
+import smtplib
 import socket
 import ssl
 from asyncio import IncompleteReadError
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
+from xmlrpc.client import ProtocolError
 
 _CLASSES = (
     ConnectionError,  # also UpstreamError, TransientError and InfraError
@@ -30,6 +33,8 @@ _CLASSES = (
     http.client.BadStatusLine,
     http.client.IncompleteRead,
     IncompleteReadError,
+    smtplib.SMTPServerDisconnected,
+    imaplib.IMAP4.abort,
 )
 _ERRNOS = frozenset(
     {
@@ -44,12 +49,21 @@ _ERRNOS = frozenset(
 _CLIENT_CLASSES: Final[Mapping[str, frozenset[str]]] = {
     "openai": frozenset({"APIConnectionError"}),  # APITimeoutError is one; litellm's are these
     "anthropic": frozenset({"APIConnectionError"}),
-    "httpx": frozenset({"TransportError"}),
-    "httpx2": frozenset({"TransportError"}),  # what openai 3 is built on
+    "httpx": frozenset({"TransportError", "DecodingError"}),
+    "httpx2": frozenset({"TransportError", "DecodingError"}),  # what openai 3 is built on
     "httpcore": frozenset({"NetworkError", "TimeoutException", "ProtocolError", "ProxyError"}),
-    "aiohttp": frozenset({"ClientConnectionError", "ClientPayloadError"}),
-    "requests": frozenset({"ConnectionError", "Timeout", "ChunkedEncodingError", "RetryError"}),
-    "urllib3": frozenset({"TimeoutError", "ProtocolError", "MaxRetryError", "SSLError"}),
+    "aiohttp": frozenset(
+        {"ClientConnectionError", "ClientPayloadError", "HttpProcessingError"}  # no HTTP answer
+    ),
+    "requests": frozenset(
+        {
+            *("ConnectionError", "Timeout", "ChunkedEncodingError", "ContentDecodingError"),
+            "RetryError",
+        }
+    ),
+    "urllib3": frozenset(
+        {"TimeoutError", "ProtocolError", "MaxRetryError", "SSLError", "DecodeError"}
+    ),
     "botocore": frozenset({"ConnectionError", "HTTPClientError"}),
     "websockets": frozenset({"ConnectionClosedError", "InvalidHandshake"}),
     "redis": frozenset({"ConnectionError", "TimeoutError"}),
@@ -66,6 +80,8 @@ _RETRIABLE_STATUS = frozenset({408, 409, 429})
 _GRPC_CODES = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL"}
 )
+_NO_THREAD = "can't start new thread"
+"""What Python says where this host refuses another thread (`EAGAIN`)."""
 _NETWORK_MODULES = frozenset({"socket", "ssl", "http", "aiohttp", "httpcore", "urllib3"})
 _SOCKET_TIMEOUTS = ("timed out", "operation timed out")
 """How Python's sockets end the text of their timeouts (`The read operation timed out`)."""
@@ -75,6 +91,8 @@ def is_infrastructure(error: BaseException) -> bool:
     """Say whether an exception reports a failure of the infrastructure; its causes don't count."""
     if isinstance(error, HTTPError):
         return _is_retriable(error.code)
+    if isinstance(error, ProtocolError):
+        return _is_retriable(error.errcode)
     if isinstance(error, URLError):
         return isinstance(error.reason, BaseException) and is_infrastructure(error.reason)
     if isinstance(error, _CLASSES):
@@ -82,6 +100,8 @@ def is_infrastructure(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
     if isinstance(error, TimeoutError) and _is_of_a_socket(error):
+        return True
+    if isinstance(error, RuntimeError) and error.args == (_NO_THREAD,):
         return True
     bases = [(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__]
     if any(name in _CLIENT_CLASSES.get(package, ()) for package, name in bases):

@@ -267,7 +267,7 @@ def _returned(value: Any, trace: AttemptTrace, source: Any) -> Ending:
     try:
         returned = read_returned(value)
         reward = final_reward(returned.reward, [*trace.spans(), *returned.spans])
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - the value's own code may raise anything
         return _raised(error, locate_function(source))
     if returned.reward is not None and get_active_tracer() is not None:
         emit_reward(returned.reward)

@@ -43,6 +43,7 @@ from agl_core.runner.execution import LeakCounter
 from agl_core.runner.failed import MAX_SHOWN, FailedRollout, describe_failed
 from agl_core.runner.outcome import JudgedAttempt, judge_attempt, make_attempt_id, outcome_row
 from agl_core.runner.rollout import AttemptCancelled, AttemptResult, run_attempt
+from agl_core.sources import local_sources
 from agl_core.tracer.otel import OtelTracer
 from agl_core.types.core import Attempt, AttemptedRollout
 from agl_core.types.outcome import AttemptOutcome, FailureKind
@@ -391,13 +392,18 @@ async def open_shard(
         credentials: Those that `ref.s3` names.
 
     Raises:
-        ConfigError: The agent cannot be imported here.
+        ConfigError: The agent cannot be imported here, or is not the one that the run records.
         LedgerError: The run, the claim or the requests cannot be read.
     """
     access = S3Access(ref.s3, credentials)
     ledger = open_run(ref.ledger, ref.run_id, access, conditional_put=ref.conditional_put)
-    name = ledger.record().config.agent
+    record = ledger.record()
+    name = record.config.agent
     agent = load_agent(name)
+    if ref.settings.deployment is not None or ref.settings.isolation == "process":
+        # Read now, by this process or by those of the agents; else the run did, and compared it.
+        paths = local_sources(name.partition(":")[0])
+        ledger.check_sources(record, {place: path.read_bytes() for place, path in paths.items()})
     rollouts = RolloutSet(ledger.iteration(ref.iteration), ref.rollout_set)
     claimed = set(rollouts.read_claim(ref.claim).indices)
     table = rollouts.read_requests()

@@ -178,7 +178,7 @@ def _call_for_template(call: EarlierCall) -> JsonObject:
     """Return an earlier call with its arguments as an object."""
     try:
         arguments = json.loads(call.function.arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"messages: arguments of {call.function.name}: {error}") from error
     if not isinstance(arguments, dict):
         raise ConfigError(f"messages: arguments of {call.function.name} are not a JSON object")

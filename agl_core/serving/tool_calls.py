@@ -84,7 +84,7 @@ def _parse(block: str) -> ToolCall | None:
     """Return the call that a block holds, or None."""
     try:
         call: Any = json.loads(block)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict):
         return None

@@ -82,8 +82,12 @@ def weight_files(folder: Path) -> list[Path]:
             raise ConfigError(f"{folder}: {missing[0]} is missing, and {index.name} names it")
         return files
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if broken := [file.name for file in files if not file.is_file()]:
+        raise ConfigError(f"{folder}: {broken[0]} is no file, or a link to one that is gone")
     if not files:
-        raise ConfigError(f"{folder}: no *.safetensors file")
+        others = [file.name for file in folder.glob("*") if file.suffix in _WEIGHT_SUFFIXES]
+        found = f", but {min(others)}: save the model again with transformers" if others else ""
+        raise ConfigError(f"{folder}: no *.safetensors file{found}")
     return files
 
 

@@ -32,7 +32,8 @@ from agl_core.utils.shown_url import without_credentials
 
 logger = logging.getLogger(__name__)
 
-_BATCH_CHARACTERS = 16 * 1024 * 1024
+_BATCH_CHARACTERS = 4 * 1024 * 1024
+_BATCH_SPANS = 5_000
 _BY_NAME = {operation.name: operation for operation in reversed(wire.OPERATIONS)}
 _REMOTE = (
     "statistics",
@@ -122,7 +123,7 @@ class LightningStoreClient(LightningStore):
         await self._calls.close()
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-        """Keep spans and return those that were new; beyond 16 MiB of JSON they go in parts.
+        """Keep spans and return those that were new; many go in parts (5,000 spans, 4 MiB of JSON).
 
         Raises:
             ValueError: Rollout or attempt not found; nothing of the part is kept.
@@ -330,7 +331,7 @@ def _batches(spans: Sequence[Span]) -> Iterator[tuple[Sequence[Span], str]]:
         # The model's own JSON is fast, but makes text of bytes; the store refuses those.
         encode(span.attributes, f"span {span.span_id} of rollout {span.rollout_id}")
         text = encode_records(span)
-        if texts and size + len(text) > _BATCH_CHARACTERS:
+        if texts and (size + len(text) > _BATCH_CHARACTERS or len(texts) == _BATCH_SPANS):
             yield spans[start:index], _payload(texts)
             start, size, texts = index, 0, []
         texts.append(text)

@@ -150,7 +150,7 @@ class UpdateWorker(Changes):
     heartbeat_stats: dict[str, Any] = {}
 
 
-class Resources(RootModel[NamedResources]):
+class Resources(RootModel[Annotated[NamedResources, Field(max_length=10_000)]]):
     """The payload is the argument `resources`."""
 
 
@@ -161,7 +161,8 @@ class OneSpan(RootModel[Span]):
 class ManySpans(Arguments):
     """Spans of any attempts."""
 
-    spans: Many[Span]
+    spans: Annotated[list[Span], FailFast(), Field(max_length=20_000)]
+    """A span takes longer to check than other items."""
 
 
 class NextSpan(Arguments):

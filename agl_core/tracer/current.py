@@ -4,8 +4,9 @@ Both live in context variables: they follow `await`, new asyncio tasks, and thre
 copied context. There is no active tracer per process, so many attempts run at once in one process.
 """
 
+import os
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the tracer's contract builds on this module
@@ -19,6 +20,8 @@ class CurrentAttempt:
     tracer: "Tracer"
     rollout_id: str
     attempt_id: str
+    process_id: int = field(default_factory=os.getpid)
+    """Where it runs; a process that the agent forks has a copy of the tracer that leads nowhere."""
 
 
 current_attempt: ContextVar[CurrentAttempt | None] = ContextVar("agl_current_attempt", default=None)

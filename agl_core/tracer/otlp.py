@@ -27,6 +27,7 @@ from agl_core.types.tracer import (
     TraceStatus,
 )
 
+_MAX_STATE_ENTRIES = 32
 UNNUMBERED = -1
 """Sequence id of a span that brought none, or none that can be used."""
 
@@ -185,7 +186,11 @@ def _context(otlp: OtlpSpan | OtlpSpan.Link, *, is_remote: bool) -> SpanContext:
 
 
 def _state_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Return the entries of a W3C trace state, `key=value,key=value`."""
+    """Return the entries of a W3C trace state, `key=value,key=value`; one of more than 32, the
+    most that W3C allows, has none.
+    """
+    if text.count(",") >= _MAX_STATE_ENTRIES:
+        return
     for entry in text.split(","):
         key, separator, value = entry.strip().partition("=")
         if separator:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from typing import Final
 
 MAX_SPANS: Final = 50_000
+MAX_MESSAGES: Final = 3 * MAX_SPANS
+"""Groups of a resource, scopes, spans, events and links: each becomes an object of ours. Our own
+exporter gives each span a group and a scope."""
 MAX_FIELDS: Final = 3_000_000
 """Protobuf fields: an attribute has about four, each further value of a list has one."""
 MAX_RESOURCE_BYTES: Final = 64 * 1024 * 1024
@@ -32,13 +35,15 @@ _PLACES: Mapping[str, Mapping[int, str]] = {
     "list": {1: "value"},
     "map": {1: "pair"},
 }
+_COUNTED = frozenset(["resource_spans", "scope_spans", "span", "event", "link"])
 
 
 def check_limits(body: bytes) -> None:
     """Return if a request is worth parsing; what is not protobuf at all is left to the parser.
 
     Raises:
-        ValueError: It has more spans, fields or copies of resources than the limits allow.
+        ValueError: It has more spans, messages, fields or copies of resources than the limits
+            allow.
     """
     if len(body) > _SMALL_BYTES:
         _Walk(body).run()
@@ -52,7 +57,7 @@ _SIZES = {1: 8, 5: 4}
 class _Walk:
     def __init__(self, body: bytes) -> None:
         self._body = body
-        self._num_fields = self._num_spans = self._resource_bytes = 0
+        self._num_fields = self._num_messages = self._num_spans = self._resource_bytes = 0
 
     def run(self) -> None:
         try:
@@ -74,8 +79,8 @@ class _Walk:
                 continue
             size, position = _varint(body, position)
             child = nested.get(tag >> 3)
-            if child == "span":
-                self._count_span()
+            if child in _COUNTED:
+                self._count(child)
             elif child == "resource":
                 resource_bytes += size
             if child is not None and (child != "value" or size > _LEAF_BYTES):
@@ -88,10 +93,16 @@ class _Walk:
                     f"the resources of the spans are more than {MAX_RESOURCE_BYTES} bytes together"
                 )
 
-    def _count_span(self) -> None:
-        self._num_spans += 1
+    def _count(self, message: str) -> None:
+        self._num_messages += 1
+        self._num_spans += message == "span"
         if self._num_spans > MAX_SPANS:
             raise ValueError(f"the request has more than {MAX_SPANS} spans")
+        if self._num_messages > MAX_MESSAGES:
+            raise ValueError(
+                f"the request has more than {MAX_MESSAGES} resources, scopes, spans, events and "
+                "links together"
+            )
 
 
 def _skip(body: bytes, position: int, wire_type: int) -> int:

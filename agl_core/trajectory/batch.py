@@ -64,7 +64,7 @@ def build_batch(
         TraceError: A row is too long and the settings say `error`.
     """
     has_ids = has_token_ids(triplets)
-    num_lost = count_lost_tokens(triplets)
+    lost = count_lost_tokens(triplets)
     triplets = triplets.filter(has_ids)
     calls = CallColumns.read(triplets, settings, end_ids)
     at_temperature = calls.temperature == settings.temperature
@@ -115,7 +115,7 @@ def build_batch(
         int(calls.responses.lengths.sum()),
         np.bincount(layout.row, layout.num_sampled, minlength=len(rows)).astype(np.int64),
         rows,
-        num_lost,
+        lost,
     )
     return Batch(rows, breaks_table(breaks, joins, triplets), tokens)
 

@@ -1,5 +1,8 @@
 """What became of the tokens that the policy sampled."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +13,8 @@ from agl_core.types.outcome import DropReason, TokenCoverage
 
 TRUNCATED = "truncated"
 """Sampled tokens that were cut off a row that is in the batch."""
+OTHER_CHOICES = "other_choices"
+"""Tokens of a call's choices after the first one (`n` above 1)."""
 
 
 def has_token_ids(triplets: pa.Table) -> pa.ChunkedArray:
@@ -17,14 +22,21 @@ def has_token_ids(triplets: pa.Table) -> pa.ChunkedArray:
     return pc.greater(pc.fill_null(pc.list_value_length(triplets["response_ids"]), 0), 0)
 
 
-def count_lost_tokens(triplets: pa.Table) -> int:
-    """Return the tokens of the triplets without ids, by the model server's count.
+def count_lost_tokens(triplets: pa.Table) -> dict[str, int]:
+    """Return by reason the tokens that the model server counts and no row has: those of triplets
+    without ids, and those of further choices of a call.
 
     Args:
         triplets: Columns `response_ids` and, from version 3 on, `output_tokens`.
     """
-    lost = triplets.filter(pc.invert(has_token_ids(triplets)))
-    return pc.sum(column(lost, "output_tokens", TRIPLETS)).as_py() or 0
+    counted = pc.fill_null(column(triplets, "output_tokens", TRIPLETS), 0).to_numpy()
+    recorded = pc.fill_null(pc.list_value_length(triplets["response_ids"]), 0).to_numpy()
+    missing = np.maximum(counted - recorded, 0)
+    lost = {
+        DropReason.NO_TOKEN_IDS.value: int(missing[recorded == 0].sum()),
+        OTHER_CHOICES: int(missing[recorded > 0].sum()),
+    }
+    return {reason: number for reason, number in lost.items() if number}
 
 
 def recount_tokens(triplets: pa.Table, rows: pa.Table) -> TokenCoverage:
@@ -57,7 +69,7 @@ def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _coverage(
-    found: np.ndarray, trained: np.ndarray, num_cut: int, num_lost: int, rows: pa.Table
+    found: np.ndarray, trained: np.ndarray, num_cut: int, lost: Mapping[str, int], rows: pa.Table
 ) -> TokenCoverage:
     reasons = rows["drop_reason"].to_numpy(zero_copy_only=False)
     kept = is_kept(reasons)
@@ -66,10 +78,9 @@ def _coverage(
     }
     if num_cut:
         dropped[TRUNCATED] = num_cut
-    if num_lost:
-        dropped[DropReason.NO_TOKEN_IDS.value] = num_lost
+    dropped |= lost
     return TokenCoverage(
-        sampled=int(found.sum()) + num_cut + num_lost,
+        sampled=int(found.sum()) + num_cut + sum(lost.values()),
         trained=int(trained[kept].sum()),
         masked=int((found - trained)[kept].sum()),
         dropped=dropped,
@@ -77,7 +88,10 @@ def _coverage(
 
 
 def count_tokens(
-    num_sampled: int, sampled_per_row: np.ndarray, rows: pa.Table, num_lost: int = 0
+    num_sampled: int,
+    sampled_per_row: np.ndarray,
+    rows: pa.Table,
+    lost: Mapping[str, int] = MappingProxyType({}),
 ) -> TokenCoverage:
     """Return where sampled tokens went, counted in the finished rows.
 
@@ -85,7 +99,7 @@ def count_tokens(
         num_sampled: Of all triplets with ids.
         sampled_per_row: [N] of the calls of each row.
         rows: Schema `BATCH_ROWS`, N of them.
-        num_lost: Tokens of the triplets without ids.
+        lost: Tokens that no triplet has, by reason.
 
     Raises:
         ValueError: A token is in no row and was not cut off one, or one has loss weight that was
@@ -94,7 +108,7 @@ def count_tokens(
     found, trained = _per_row(rows)
     cut = sampled_per_row - found
     is_cut = pc.fill_null(pc.match_substring(rows["truncated"], "response"), False).to_numpy()
-    lost = num_sampled - int(sampled_per_row.sum()) + int(np.abs(cut[~is_cut]).sum())
-    if lost or (cut < 0).any():
-        raise ValueError(f"{lost} of {num_sampled} sampled tokens are in no row")
-    return _coverage(found, trained, int(cut.sum()), num_lost, rows)
+    missing = num_sampled - int(sampled_per_row.sum()) + int(np.abs(cut[~is_cut]).sum())
+    if missing or (cut < 0).any():
+        raise ValueError(f"{missing} of {num_sampled} sampled tokens are in no row")
+    return _coverage(found, trained, int(cut.sum()), lost, rows)

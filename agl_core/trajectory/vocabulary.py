@@ -3,10 +3,11 @@ transformers is loaded.
 """
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agl_core.errors import ConfigError
 
@@ -73,12 +74,34 @@ def find_vocabulary_size(folder: Path) -> int | None:
     """Return how many tokens a policy has embeddings for, by its `config.json`; None where that
     does not say.
     """
+    return _number(_read_config(folder), "vocab_size")
+
+
+def find_positions(folder: Path) -> int | None:
+    """Return how many tokens of prompt and response a policy can hold, by its `config.json`; None
+    where that does not say, or a server may stretch them (`rope_scaling`).
+    """
+    config = _read_config(folder)
+    is_stretched = any(
+        holder.get("rope_scaling")
+        or (holder.get("rope_parameters") or {}).get("rope_type", "default") != "default"
+        for holder in config
+    )
+    return None if is_stretched else _number(config, "max_position_embeddings")
+
+
+def _read_config(folder: Path) -> list[dict[str, Any]]:
+    """Return the mappings of `config.json` that say how large a policy is."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
-        return None
+        return []
     holders = (config, config.get("text_config")) if isinstance(config, dict) else ()
-    sizes = [holder.get("vocab_size") for holder in holders if isinstance(holder, dict)]
+    return [holder for holder in holders if isinstance(holder, dict)]
+
+
+def _number(holders: Sequence[dict[str, Any]], name: str) -> int | None:
+    sizes = [holder.get(name) for holder in holders]
     return next((size for size in sizes if type(size) is int and size > 0), None)
 
 

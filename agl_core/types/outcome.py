@@ -171,7 +171,8 @@ class TokenCoverage(BaseModel):
     masked: int
     """In the batch with weight 0, by policy."""
     dropped: Mapping[str, int]
-    """By the drop reason of their row; `truncated` for those that were cut off one."""
+    """By the drop reason of their row; `truncated` for those that were cut off one, `other_choices`
+    for those of a call's choices after the first one."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

@@ -21,7 +21,7 @@ MAX_CONTAINERS: Final = 300_000
 """JSON objects and lists in one body; 10,000 spans have 100,000."""
 MAX_VALUES: Final = 5_000_000
 """Commas in a JSON body, so about its values; 10,000 spans of 400 token ids have 4 million."""
-MAX_KEYS: Final = 700_000
+MAX_KEYS: Final = 450_000
 """Colons in a JSON body, those in texts included; 10,000 spans have 300,000."""
 REQUEST_SECONDS: Final = 60.0
 """How long a client may take to send a body."""

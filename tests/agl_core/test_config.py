@@ -77,6 +77,7 @@ def test_settings_of_s3_are_refused_with_a_local_ledger():
     [
         {"train_data": "https://me:hunter2@host/rows.jsonl"},
         {"val_data": "https://host/rows.jsonl?X-Amz-Signature=hunter2"},
+        {"train_data": "https://host/rows.jsonl?x=1&hf_token=hunter2"},
         {"serving": {"url": ["http://a:1", "http://hunter2@b:1"]}},
         {"ledger": "s3://key:hunter2@bucket/x"},
         {"serving": {"vllm": {"python": "p", "env": {"HTTP_PROXY": "http://u:hunter2@proxy:1"}}}},
@@ -93,7 +94,9 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(settings: dict[str, 
     check_settings(RunConfig, run | {"serving": {"url": "http://a:1/v1?x=1"}})
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "Proxy_Password"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "Proxy_Password", "DB_PASSWD"]
+)
 def test_a_secret_for_vllm_is_refused_and_not_repeated(name: str):
     run = {"run_id": "x", "ledger": "l", "agent": "a:b", "train_data": "t", "algorithm": {}}
     vllm = {"python": "p", "env": {"VLLM_CPU_KVCACHE_SPACE": "1", name: "hunter2"}}

@@ -80,7 +80,14 @@ def test_a_published_version_that_was_changed_is_not_read(storage: Storage, tmp_
             use()
 
 
-@pytest.mark.parametrize("wrap", [lambda data: b"\xef\xbb\xbf" + data, gzip.compress])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: data.decode().encode("utf-16"),  # as PowerShell writes files
+        gzip.compress,
+    ],
+)
 def test_a_bom_and_gzip_are_read(tmp_path: Path, wrap):
     path = tmp_path / "rows"
     path.write_bytes(wrap('{"a": "ü"}\r\n2\n'.encode()))
@@ -93,6 +100,9 @@ def test_a_bom_and_gzip_are_read(tmp_path: Path, wrap):
         (b"PAR1\x00\xff", "is a Parquet file, and datasets are JSON Lines; convert it"),
         (gzip.compress(b"1\n" * 1000, mtime=0)[:-9], "is damaged gzip"),
         (b'"\xe9"\n', "is not UTF-8"),
+        (b"\xff\xfe1", "is not UTF-8"),
+        (b"[\n1,\n2]\n", "line 1 is not JSON: .*one JSON list, make a line of each item: jq"),
+        (b'{\n"a": 1}\n', "line 1 is not JSON: .*over several lines, give each row a line: jq"),
         (b'1\n{"a": NaN}\n', "line 2 is not JSON: NaN"),
         (b"1\n" + b"9" * 5000, "line 2 is not JSON: Exceeds the limit"),
         (b"[" * 200_000, "line 1 is not JSON: it is nested too deeply"),

@@ -23,6 +23,7 @@ def test_a_request_states_every_field_that_a_server_may_have_a_default_for():
 def test_neutral_values_and_other_fields_are_no_deviation():
     fields: dict[str, Any] = {**NEUTRAL, "temperature": 0.3, "top_k": 0, "stop": [], "n": 4}
     fields |= {"tool_choice": "auto", "response_format": {"type": "text"}, "ignore_eos": False}
+    fields |= {"min_tokens": 0, "logit_bias": {}, "use_beam_search": False, "best_of": 0}
     fields |= {"max_tokens": 5, "messages": [], "tools": [{"type": "function"}], "user": "me"}
     assert deviations(fields) == {}
 
@@ -48,7 +49,10 @@ def test_neutral_values_and_other_fields_are_no_deviation():
         ("bad_words", ["no"]),
         ("allowed_token_ids", [1, 2]),
         ("thinking_token_budget", 100),
+        ("thinking_token_budget", 0),
         ("a_field_of_tomorrow", 1),
+        ("a_field_of_tomorrow", 0),
+        ("a_field_of_tomorrow", False),
     ],
 )
 def test_what_changes_the_distribution_is_a_deviation(name: str, value: Any):

@@ -13,16 +13,21 @@ from agl_core.sources import local_sources, source_diff, source_digest
 from tests.agl_core.ledger.test_run import make_record
 
 FILES = {
-    "my_agent/__init__.py": "",
-    "my_agent/main.py": "import json\nimport prefect\nfrom agl_core import llm_proxy\n"
+    "local_agent/__init__.py": "",
+    "local_agent/main.py": "import json\nimport prefect\nfrom agl_core import llm_proxy\n"
     "from . import rewards\nfrom my_tools import numbers as n\n",
-    "my_agent/rewards.py": "def reward():\n    from my_agent.deep.exact import score\n",
-    "my_agent/deep/exact.py": "import importlib\nimportlib.import_module('my_plugin')\n",
-    "my_agent/unused.py": "",
+    "local_agent/rewards.py": "def reward():\n    from local_agent.deep.exact import score\n",
+    "local_agent/deep/exact.py": "import importlib\nimportlib.import_module('my_plugin')\n"
+    "importlib.import_module('..near', __package__)\n"
+    "from importlib import import_module as load\nload(name='.far', package='my_tools')\n"
+    "load('....nowhere')\n",
+    "local_agent/near.py": "",
+    "my_tools/far.py": "",
+    "local_agent/unused.py": "",
     "my_tools/numbers.py": "",
-    "my_plugin.py": "import my_agent.main",
+    "my_plugin.py": "import local_agent.main",
 }
-IMPORTED = sorted(set(FILES) - {"my_agent/unused.py"})
+IMPORTED = sorted(set(FILES) - {"local_agent/unused.py"})
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def test_all_that_an_agent_imports_of_its_project_is_found_without_executing_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.syspath_prepend(str(project))
-    assert list(local_sources("my_agent.main")) == IMPORTED
+    assert list(local_sources("local_agent.main")) == IMPORTED
     assert "my_plugin" not in sys.modules
     assert local_sources("agl_core.config") == local_sources("json") == {}
     assert local_sources("not_there") == {}
@@ -46,7 +51,7 @@ def test_all_that_an_agent_imports_of_its_project_is_found_without_executing_it(
 
 def test_a_script_is_found_as_main(project: Path):
     (project / "script.py").write_text(
-        "import my_agent.rewards\nfrom agl_core.sources import local_sources\n"
+        "import local_agent.rewards\nfrom agl_core.sources import local_sources\n"
         "print(*local_sources('__main__'))"
     )
     found = subprocess.run(
@@ -58,7 +63,7 @@ def test_a_script_is_found_as_main(project: Path):
         check=True,
     )
     assert "__main__.py" in found.stdout
-    assert "my_agent/rewards.py" in found.stdout
+    assert "local_agent/rewards.py" in found.stdout
 
 
 BASE = 'def reward(x):\n    "Score x."\n    return x + 1\n'
@@ -106,6 +111,14 @@ def test_a_changed_helper_is_refused_with_its_difference_and_a_comment_is_not(
     with pytest.raises(ConfigError, match=r"the agent's helper\.py is imported no more"):
         start(agent="import helper\n")
     assert local_storage.list("") == before
+
+    # A shard reads them again, in a process of its own.
+    record = ledger.record()
+    ledger.check_sources(record, {"helper.py": f"{BASE}# twice\n".encode(), "more.py": b""})
+    changed = {"helper.py": BASE.replace("+ 1", "+ 2").encode()}
+    with pytest.raises(ConfigError, match=r"the agent's helper\.py is not the one") as refused:
+        ledger.check_sources(record, changed)
+    assert "-    return x + 1\n+    return x + 2" in str(refused.value)
 
 
 def test_a_long_difference_is_cut():

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from agl_core.config import RunConfig
 from agl_core.errors import LedgerError
 from agl_core.ledger.run import open_run
+from agl_core.ledger.verify import verify_run
 from agl_core.serving.launch import ModelServer
 from deployments.cli import app
 from tests.conftest import CALCULATOR, small_run
@@ -58,6 +59,7 @@ def test_a_run_that_can_start_passes_every_check_and_is_not_begun(
     assert [name.rpartition("-")[0].rpartition("-")[0] for name in runs] == ["check"]
     run = open_run(str(tmp_path / "ledger"), runs[0])
     assert run.record().datasets == {}
+    assert verify_run(run) == []
     with pytest.raises(LedgerError):
         run.iteration(0).finished("propose")
 

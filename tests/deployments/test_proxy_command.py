@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from agl_core import InMemoryLightningStore, semconv
+from agl_core.errors import ConfigError
 from agl_core.store import LightningStoreServer
+from deployments.proxy_command import parse_sampling
 from tests.fakes import ScriptedModelServer
 
 COMMAND = [sys.executable, "-c", "from deployments.cli import main; main()", "proxy"]
@@ -88,3 +90,16 @@ def test_what_cannot_be_served_is_one_sentence(arguments: list[str], sentence: s
     assert (process.returncode, out) == (2, "")
     assert sentence in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("NaN", "NaN is no JSON number"),
+        ("1" * 5_000, "4300 digits"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_sampling_that_json_cannot_keep_is_one_sentence(value: str, reason: str):
+    with pytest.raises(ConfigError, match="is no JSON object.*" + reason):
+        parse_sampling(f'{{"temperature": {value}}}')

@@ -82,8 +82,12 @@ def test_an_address_without_the_api_is_corrected(api: str, monkeypatch: pytest.M
     monkeypatch.setenv("PREFECT_API_URL", api)
     with pytest.raises(ConfigError, match=f"PREFECT_API_URL={api} has no API: set it to {api}/api"):
         named_server()
-    monkeypatch.setenv("PREFECT_API_URL", f"{api}/api")
-    assert named_server() == f"{api}/api"
+    for address in (f"{api}/api", f"{api}/api/", f" {api}/api\n"):
+        monkeypatch.setenv("PREFECT_API_URL", address)
+        assert named_server() == f"{api}/api" == os.environ["PREFECT_API_URL"]
+    monkeypatch.setenv("PREFECT_API_URL", "localhost:4200/api")
+    with pytest.raises(ConfigError, match="does not begin with http:// or https://; write http:"):
+        named_server()
 
 
 def test_a_user_without_a_home_is_told(api: str, monkeypatch: pytest.MonkeyPatch):

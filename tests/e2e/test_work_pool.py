@@ -96,25 +96,26 @@ def one_iteration(config: RunConfig) -> dict[str, Any]:
 def test_a_deployed_run_trains_with_its_shards_on_the_pool(
     engine: ModelServer, tmp_path: Path, api: Api, server: Server, worker: ChildProcess
 ):
-    config = on_pool(small_run(engine.url, str(tmp_path), run_id="deployed"))
+    config = on_pool(small_run(engine.url, str(tmp_path), run_id="pool-train"))
     run = api.ended(api.start("training-run/training-run", one_iteration(config)))
     assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{worker.log_tail(40)}"
-    ledger = open_run(str(tmp_path), "deployed")
+    ledger = open_run(str(tmp_path), "pool-train")
     assert ledger.committed() == 1
     assert verify_run(ledger) == []
 
-    runs = api.of_run("flow_runs", "deployed")
+    runs = api.of_run("flow_runs", "pool-train")
     shards = [run for run in runs if "-train-" in run["name"] or "-val-" in run["name"]]
-    assert len(shards) == 3, "base, train and new"
+    found = [(run["name"], run["state_name"], run["state"]["message"]) for run in shards]
+    assert len(shards) == 3, f"not base, train and new: {found}\n{worker.log_tail(100)}"
     assert {shard["work_pool_name"] for shard in shards} == {"agl"}
     assert {shard["state_type"] for shard in shards} == {"COMPLETED"}
-    stored = server.select("select name from flow_run where name like 'deployed%'")
+    stored = server.select("select name from flow_run where name like 'pool-train%'")
     assert sorted(stored) == sorted(run["name"] for run in runs)
 
-    artifacts = api.of_run("artifacts", "deployed")
+    artifacts = api.of_run("artifacts", "pool-train")
     reports = [artifact for artifact in artifacts if artifact["type"] == "markdown"]
     keys = Counter(report["key"] for report in reports)
-    assert keys == {"deployed-iterations": 1, "deployed-run": 1}
+    assert keys == {"pool-train-iterations": 1, "pool-train-run": 1}
     (manifest,) = ledger.manifests()
     assert any(manifest.content_digest in report["data"] for report in reports)
     progress = [artifact["data"] for artifact in artifacts if artifact["type"] == "progress"]

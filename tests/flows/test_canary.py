@@ -51,7 +51,8 @@ def test_an_agent_that_fails_on_every_row_stops_the_run_with_its_own_error(
         asyncio.run(training_run(config))
     assert str(caught.value) == (
         "one rollout was tried in this process before the first iteration, and failed: "
-        "agent_error: ValueError: the tool is not installed (preflight.canary: false skips it)"
+        "agent_error: ValueError: the tool is not installed "
+        "(tests/flows/canary_agents.py:12 in never) (preflight.canary: false skips it)"
     )
     assert canary_outcomes(tmp_path) == [(index, "agent_error") for index in range(3)]
     run = open_run(str(tmp_path), "tried")

@@ -165,8 +165,9 @@ async def test_a_failed_rollout_is_one_click_away(tmp_path: Path, server: Script
     text = str(page.data)
     assert page.flow_run_id == failed.flow_run_id
     row = next(line for line in text.splitlines() if line.startswith("| [ro-1]("))
-    message = r"`ValueError: the agent gave \| up`"
-    assert f"| agent_error | 1 | {message} | `openai.chat.completion, UNSET, 0." in row
+    message = r"`ValueError: the agent gave \| up (tests/agents.py:"
+    assert f"| agent_error | 1 | {message}" in row
+    assert " in fails_and_logs)` | `openai.chat.completion, UNSET, 0." in row
     assert f"/runs/task-run/{failed.id}) | agent_error" in row
     assert "ro-2" not in text
     assert "- no_reward: 1" in text

@@ -27,6 +27,7 @@ from agl_core.algorithm.verl.settings import batch_settings, sampling_fields
 from agl_core.config import AlgorithmSettings, RunConfig
 from agl_core.errors import ConfigError
 from agl_core.trajectory.settings import BatchSettings
+from agl_core.trajectory.vocabulary import find_positions
 from agl_core.types.training import (
     Artifacts,
     Dataset,
@@ -190,7 +191,8 @@ class VERL(IterativeAlgorithm[VERLState]):
 
         Raises:
             ConfigError: The train dataset is smaller than one batch, the run would have no
-                iteration, or `actor_rollout_ref.model.path` names another folder than `base`.
+                iteration, `actor_rollout_ref.model.path` names another folder than `base`, or
+                responses may be longer than the policy can hold.
         """
         train_size = len(train_dataset)
         if train_size < self.config.data.train_batch_size:
@@ -201,6 +203,8 @@ class VERL(IterativeAlgorithm[VERLState]):
         path = self.overrides.get("actor_rollout_ref.model.path")
         if path is not None and base.path is not None and not _same_folder(path, base.path):
             raise ConfigError(f"actor_rollout_ref.model.path={path} is not the policy {base.path}")
+        if base.path is not None:
+            self._check_lengths(Path(base.path).expanduser())
         return VERLState(
             step=0,
             seed=self.config.data.seed,
@@ -210,6 +214,18 @@ class VERL(IterativeAlgorithm[VERLState]):
             checkpoint=None,
             reference=base if uses_reference(self.config) else None,
         )
+
+    def _check_lengths(self, folder: Path) -> None:
+        """Return if a response of the permitted length fits into the policy; else every call would
+        be refused.
+        """
+        positions, limit = find_positions(folder), self.config.data.max_response_length
+        if positions is not None and limit >= positions:
+            raise ConfigError(
+                f"data.max_response_length={limit} is max_tokens of each model call, and the "
+                f"policy holds {positions} tokens of prompt and response together: every call "
+                "would be refused; set a smaller one"
+            )
 
     def propose(self, state: VERLState) -> Proposal:
         """Return `train_batch_size` inputs, each `rollout.n` times; see `order.rows_of_step`."""

@@ -19,7 +19,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from agl_core.algorithm.verl import keys, limits, settings
+from agl_core.algorithm.verl import keys, limits, settings, values
 from agl_core.algorithm.verl.keys import ACTOR, CRITIC, OURS
 from agl_core.algorithm.verl.overrides import Overrides, normalise
 from agl_core.errors import ConfigError
@@ -57,7 +57,7 @@ def compose(overrides: Overrides, *, gpu: bool | None = None) -> DictConfig:
     for key, value in flat.items():
         default = _lookup(config, key)
         try:
-            flat[key] = value = _coerce(default, value)
+            flat[key] = value = _coerce(key, default, value)
         except ValueError as error:
             refused[str(error)].append(f"{key}={value!r}")
             continue
@@ -71,6 +71,7 @@ def compose(overrides: Overrides, *, gpu: bool | None = None) -> DictConfig:
     try:
         for key, value in flat.items():
             OmegaConf.update(config, key, value, merge=False, force_add=True)
+        _raise(list(values.problems(config)))
         _settle(config, flat)
         _raise(list(limits.problems(config, flat)))
     except OmegaConfBaseException as error:
@@ -126,7 +127,7 @@ def default_leaves(config: DictConfig | None = None) -> dict[str, Any]:
     return normalise(plain)
 
 
-def _coerce(default: Any, value: Any) -> Any:
+def _coerce(key: str, default: Any, value: Any) -> Any:
     """Return the value in the default's type; YAML 1.1 reads `1e-6` as a string."""
     if value is None:
         if default is not None and default is not _ABSENT:
@@ -136,26 +137,23 @@ def _coerce(default: Any, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ValueError("expected true or false")
     elif isinstance(default, int | float):
-        return _number(value)
+        return _number(value, takes_range=values.takes_range(key))
     elif isinstance(default, str) and not isinstance(value, str):
         raise ValueError("expected a text")
     return value
 
 
-def _number(value: Any) -> Any:
-    """Return a number, or the text of a range."""
+def _number(value: Any, *, takes_range: bool) -> Any:
+    """Return a number, or the text of a range where that is one of the key's values."""
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         raise ValueError("expected a number")
-    if isinstance(value, str) and not _is_range(value):
+    if isinstance(value, str) and takes_range and "_" in value:
+        return value
+    if isinstance(value, str):
         value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("expected a finite number")
     return value
-
-
-def _is_range(value: str) -> bool:
-    """Say whether a text is a lower and an upper bound, `0.5_2.0`."""
-    return value.count("_") == 1 and not value.startswith("_") and not value.endswith("_")
 
 
 def _same(default: Any, value: Any) -> bool:

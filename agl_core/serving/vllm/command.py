@@ -52,6 +52,11 @@ def check_vllm(settings: VllmSettings) -> None:
     for argument in settings.args:
         if (name := argument.split("=")[0].replace("_", "-")) in _SET_HERE:
             raise ConfigError(f"serving.vllm.args: {name} is set by the run; leave it out")
+        if name == "--logits-processors":
+            raise ConfigError(
+                f"serving.vllm.args: {name} changes the distribution that every call is sampled "
+                "from, and updates compare with the policy's own; leave it out"
+            )
     try:
         asked = subprocess.run(
             [settings.python, "-c", _VERSION_PROGRAM],

@@ -7,11 +7,13 @@ import pytest
 
 from agl_core.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agl_core.algorithm import VERL
-from agl_core.algorithm.own_run import prepare
+from agl_core.algorithm.own_run import names_agent, prepare
 from agl_core.config import RolloutSettings
 from agl_core.errors import ConfigError
 from agl_core.ledger.run import open_run
+from agl_core.litagent.decorator import load_agent
 from agl_core.store import InMemoryLightningStore
+from agl_core.trainer import Trainer
 from deployments.cli import read_config
 from tests.conftest import CALCULATOR
 
@@ -22,6 +24,7 @@ VERL_CONFIG = {
     "critic.ppo_mini_batch_size": 1,
     "actor_rollout_ref.rollout.n": 2,
     "data.train_batch_size": 1,
+    "data.max_response_length": 16,
     "trainer.total_training_steps": 1,
 }
 
@@ -114,6 +117,19 @@ def test_a_configuration_of_another_algorithm_or_data_is_refused(tmp_path: Path)
         with pytest.raises(ConfigError, match=said):
             prepare(algorithm, [{}], None)
     assert not (tmp_path / "ledger").exists()
+
+
+def test_a_configuration_of_another_agent_than_the_trainers_is_refused(tmp_path: Path):
+    file = read_config(CALCULATOR / "run.yaml", {"ledger": str(tmp_path / "ledger")})
+    algorithm = VERL(file.algorithm.config, file.min_group_size, run=file)
+    trainer = Trainer(algorithm=algorithm)
+    algorithm.set_trainer(trainer)
+    trainer.agent = load_agent("examples.word_problems.agent:word_problem")
+    with pytest.raises(ConfigError, match=r"agent .* is examples\.calculator\.agent:calculator"):
+        prepare(algorithm, [{}], [{}])
+    assert not (tmp_path / "ledger").exists()
+    assert names_agent(file.agent, load_agent(file.agent))
+    assert not names_agent("no_such_package.agent:calculator", load_agent(file.agent))
 
 
 async def test_an_adapter_whose_settings_would_be_ignored_is_refused():

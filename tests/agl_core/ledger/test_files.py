@@ -94,9 +94,12 @@ def test_broken_json_is_one_sentence_that_names_the_file(storage: Storage, conte
 
 
 def test_a_table_that_was_cut_short_is_one_sentence(storage: Storage):
-    storage.write_once("t.parquet", files.table_bytes(make_requests(5))[:-9])
-    with pytest.raises(LedgerError, match=r"^t\.parquet cannot be used: it is no Parquet file"):
-        files.read_table(storage, Unrecorded("t.parquet"), REQUESTS)
+    whole = files.table_bytes(make_requests(5))
+    for content in (whole[:-9], whole[:4] + bytes(400) + whole[404:]):
+        storage.replace("t.parquet", content)
+        for read in (files.read_table, lambda *args: list(files.iter_tables(*args))):
+            with pytest.raises(LedgerError, match=r"^t\.parquet cannot be used: it is no Parquet"):
+                read(storage, Unrecorded("t.parquet"), REQUESTS)
 
 
 def test_a_folder_comes_back_with_every_byte(storage: Storage, tmp_path: Path):
@@ -143,6 +146,21 @@ def test_a_changed_file_is_found_before_it_is_used(storage: Storage, tmp_path: P
     wrong = ref.files[0].model_copy(update={"sha256": "0" * 64})
     with pytest.raises(LedgerError, match=r"folder/a has sha256 .*, its record says 000"):
         files.fetch_folder(storage, ref.model_copy(update={"files": (wrong,)}), tmp_path / "cache")
+
+
+def test_a_file_that_was_put_into_a_recorded_folder_is_never_loaded(
+    storage: Storage, tmp_path: Path
+):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_bytes(b"{}")
+    ref = files.put_folder(storage, "policy/", tmp_path / "source")
+    storage.write_once("policy/chat_template.jinja", b"Praise the user.")
+    if storage.local_path("policy") is None:
+        copy = files.fetch_folder(storage, ref, tmp_path / "cache")
+        assert [path.name for path in copy.iterdir()] == ["config.json"]
+    else:
+        with pytest.raises(LedgerError, match=r"policy/chat_template\.jinja is not in the record"):
+            files.fetch_folder(storage, ref, tmp_path / "cache")
 
 
 def test_an_appended_table_holds_all_parts(tmp_path: Path):

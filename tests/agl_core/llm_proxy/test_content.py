@@ -6,6 +6,8 @@ import anthropic
 import openai
 import pytest
 
+from agl_core.llm_proxy.content import check_is_text
+from agl_core.llm_proxy.refusal import Refusal
 from tests.agl_core.llm_proxy.replay import TEXT, replaying
 from tests.agl_core.llm_proxy.test_messages import client as anthropic_client
 
@@ -32,6 +34,12 @@ def test_chat_completions(part: Any):
             client.chat.completions.create(model="m", messages=messages)
         assert not setup.server.requests
         assert not setup.last_call().status.is_ok
+
+
+def test_a_part_without_a_type_is_judged_by_its_fields():
+    for part in ({"image_url": URL}, {"type": "text", "text": "a", "input_audio": {"data": "A"}}):
+        with pytest.raises(Refusal, match=WORDS.format("(image_url|input_audio)")):
+            check_is_text({"messages": [{"role": "user", "content": [part]}]})
 
 
 def test_sound_of_an_earlier_answer_is_refused_too():

@@ -1,11 +1,14 @@
 """OpenAI's responses through the proxy."""
 
+from typing import Any
+
 import openai
 import pytest
 
 from agl_core import semconv
 from agl_core.llm_proxy.refusal import Refusal
 from agl_core.llm_proxy.responses import ResponsesDialect
+from agl_core.llm_proxy.responses_items import finished
 from tests.agl_core.llm_proxy.replay import (
     ROLE,
     TEXT,
@@ -196,3 +199,16 @@ def test_errors_are_raised_by_the_client():
     ):
         list(setup.openai().responses.create(**ASK, stream=True))
     assert not setup.trace.spans()[0].status.is_ok
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "details"),
+    [
+        ("stop", "completed", None),
+        ("length", "incomplete", {"reason": "max_output_tokens"}),
+        ("abort", "incomplete", None),
+    ],
+)
+def test_an_answer_that_was_cut_is_not_completed(reason: str, status: str, details: Any):
+    response = finished({}, [], reason, None)
+    assert (response["status"], response["incomplete_details"]) == (status, details)

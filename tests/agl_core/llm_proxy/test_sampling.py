@@ -54,6 +54,9 @@ def test_one_way_to_name_model_servers():
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True}, "beam search"),
         ({"stream_options": "usage"}, "stream_options"),
+        ({"temperature": "0.3"}, "temperature='0.3' is not a number"),
+        ({"top_p": True}, "top_p=True is not a number"),
+        ({"max_tokens": "16"}, "max_tokens='16' is not a number"),
     ],
 )
 def test_what_cannot_be_recorded_is_named(body, words):

@@ -6,6 +6,7 @@ import pytest
 
 from agl_core.llm_proxy import ProxyConfig, ProxyServer
 from agl_core.tracer import OtelTracer
+from tests.builders import statuses_for_a_page
 
 CONFIG = ProxyConfig(backend_url="http://127.0.0.1:9/v1")
 
@@ -55,3 +56,11 @@ def test_resource_points_at_the_proxy():
         url = llm.get_base_url("ro-1", "at-1")
         assert url == f"{server.url}/rollout/ro-1/attempt/at-1/v1"
         assert llm.sampling_parameters == {"temperature": 1.0}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "messages/count_tokens"])
+def test_a_running_proxy_without_a_token_refuses_what_a_web_page_sends(path: str):
+    tracer = OtelTracer()
+    with ProxyServer(CONFIG, tracer) as server, tracer.attempt("ro-1", "at-1"):
+        url = f"{server.url}/rollout/ro-1/attempt/at-1/v1/{path}"
+        assert statuses_for_a_page(url) == [403, 403, 403, 415]

@@ -71,10 +71,9 @@ async def run(shard: Shard) -> dict[str, tuple[AttemptOutcome, dict[str, float]]
 
 def is_alive(pid: float) -> bool:
     try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
+        return "\nState:\tZ" not in Path(f"/proc/{int(pid)}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return "\nState:\tZ" not in Path(f"/proc/{int(pid)}/status").read_text()
 
 
 def wait_until_gone(*pids: float) -> None:

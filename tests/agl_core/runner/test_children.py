@@ -1,6 +1,7 @@
 """Processes that agents start: real ones, in this process's event loop and threads."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from subprocess import PIPE
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agl_core.emitter import emit_reward
 from agl_core.litagent.decorator import as_agent
 from agl_core.runner.children import AttemptOver, attempt_children, kill_trees
 from agl_core.runner.rollout import Ending, run_attempt
@@ -110,6 +112,38 @@ assert asyncio.run(run(agent)).message == ""
     pids = [float(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
     wait_until_gone(*pids)
+
+
+async def test_an_agent_cannot_emit_in_a_process_that_it_forked():
+    def agent(task: Any, llm: Any) -> float:
+        if (pid := os.fork()) == 0:
+            try:
+                emit_reward(1.0)
+            except RuntimeError as error:
+                os._exit(7 if "emit it in the agent's own" in str(error) else 8)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert (await run(agent)).reward == 7.0
+
+
+def test_a_process_ends_without_waiting_for_those_of_multiprocessing():
+    script = """
+import asyncio, multiprocessing, time
+from tests.agl_core.runner.test_children import run
+
+def agent(task, llm):
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
+    process.start()
+    print(process.pid, flush=True)
+
+assert asyncio.run(run(agent)).message == ""
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    wait_until_gone(float(done.stdout))
 
 
 def test_an_attempt_that_is_over_starts_no_more_processes():

@@ -2,9 +2,11 @@ import asyncio
 import errno
 import http.client
 import importlib
+import smtplib
 import socket
 import urllib.error
 import urllib.request
+import xmlrpc.client
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +72,15 @@ def wrapped(error: Exception) -> Exception:
 )
 def test_kind_of_an_exception(error, kind):
     assert classify_exception(error) is kind
+
+
+def test_an_exception_without_a_text_is_described():
+    class Untold(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert classify_exception(Untold()) is AGENT
+    assert describe_exception(Untold()) == "Untold: <its text cannot be had: ValueError>"
 
 
 def test_description_is_one_line():
@@ -138,6 +149,11 @@ def test_kind_of_what_a_real_call_raises(call: Callable[[], object], kind: Failu
         (http.client.InvalidURL("x"), AGENT),
         (urllib.error.HTTPError("u", 503, "later", None, None), INFRA),
         (urllib.error.HTTPError("u", 404, "no", None, None), AGENT),
+        (smtplib.SMTPServerDisconnected("closed"), INFRA),
+        (smtplib.SMTPAuthenticationError(535, b"no"), AGENT),
+        (xmlrpc.client.ProtocolError("u", 503, "later", {}), INFRA),
+        (xmlrpc.client.ProtocolError("u", 404, "no", {}), AGENT),
+        (RuntimeError("can't start new thread"), INFRA),
         (InfraError("the sandbox pool is empty"), INFRA),
         (wrapped(OSError(errno.EMFILE, "too many")), INFRA),
     ],
@@ -165,6 +181,10 @@ def test_kind_of_errors_of_the_host_and_the_standard_library(error: Exception, k
             AGENT,
         ),
         ("urllib3.exceptions", "ProtocolError", {}, INFRA),
+        ("urllib3.exceptions", "DecodeError", {}, INFRA),
+        ("requests.exceptions", "ContentDecodingError", {}, INFRA),
+        ("httpx", "DecodingError", {"message": "broken gzip"}, INFRA),
+        ("aiohttp.http_exceptions", "BadStatusLine", {}, INFRA),
         ("aiohttp", "ServerDisconnectedError", {}, INFRA),
         ("aiohttp", "ClientPayloadError", {}, INFRA),
         (

@@ -1,3 +1,4 @@
+import math
 from decimal import Decimal
 from fractions import Fraction
 
@@ -35,6 +36,14 @@ def test_a_number_of_numpy_is_returned_as_it_is_emitted(value, reward):
     with OtelTracer().attempt("ro", "at"):
         emitted = emit_reward(value)
     assert find_final_reward([emitted]) == reward
+
+
+def test_a_masked_number_is_no_reward():
+    reward = read_returned(np.ma.array([1.0], mask=True).mean()).reward
+    assert reward is not None
+    assert math.isnan(reward)  # which is refused as no finite number
+    with pytest.raises(ValueError, match="must be finite"):
+        emit_reward(np.ma.masked, propagate=False)
 
 
 @pytest.mark.parametrize("value", [np.array([1.0]), np.array("x"), "1.0", 1j])

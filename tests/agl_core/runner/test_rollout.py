@@ -197,6 +197,11 @@ async def test_exception_is_an_agent_error_with_its_traceback(bench):
     assert result.spans[-1].status.description == "agent_error"
 
 
+class Unreadable:
+    def __repr__(self) -> str:
+        raise RuntimeError("cannot be shown")
+
+
 def forgot_async(task, llm):
     return ask(llm, task)
 
@@ -206,6 +211,7 @@ def forgot_async(task, llm):
     [
         (lambda task, llm: "1.0", "must return a number or None"),
         (lambda task, llm: float("nan"), "must be finite"),
+        (lambda task, llm: Unreadable(), "cannot be shown"),
         (forgot_async, "a coroutine without being an async function"),
     ],
 )

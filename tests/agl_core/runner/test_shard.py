@@ -15,15 +15,17 @@ import pyarrow as pa
 import pytest
 
 from agl_core.config import RolloutSettings
-from agl_core.errors import LedgerError
+from agl_core.errors import ConfigError, LedgerError
 from agl_core.ledger.rollout_set import Chunk, RolloutSet
+from agl_core.ledger.run import RunLedger
 from agl_core.ledger.stages import IterationLedger
 from agl_core.ledger.storage import open_storage
 from agl_core.litagent.decorator import as_agent
-from agl_core.runner.shard import Shard, ShardRef
+from agl_core.runner.shard import Shard, ShardRef, open_shard
 from agl_core.types.outcome import FailureKind
 from agl_core.types.resources import LLM
 from tests.agents import asks_once
+from tests.agl_core.ledger.test_run import make_record
 from tests.builders import POLICY, make_requests
 from tests.fakes import ScriptedModelServer
 
@@ -95,6 +97,27 @@ async def test_everything_is_written_when_the_shard_ends(rollouts: FaultySet, se
     shown = await run_all(make_shard(rollouts, server))
     assert rollouts.unfinished() == []
     assert shown[-1] == (6, 6)
+
+
+async def test_a_process_that_reads_the_agent_now_refuses_one_that_changed_since_the_start(
+    rollouts: FaultySet, server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = tmp_path / "changing_agent.py"
+    module.write_text("def solve(task, llm):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ledger = RunLedger(rollouts.storage, "run")
+    source = ledger.source(module.read_bytes())
+    record = make_record(ledger, agent="changing_agent:solve")
+    ledger.start(record.model_copy(update={"sources": {module.name: source.ref}}), [source])
+    in_process = make_shard(rollouts, server).ref
+    async with open_shard(in_process):
+        module.write_text("def solve(task, llm):\n    return 0.0\n")
+    async with open_shard(in_process):
+        """It has the agent in memory, as it was when the run started."""
+    reads_now = make_shard(rollouts, server, isolation="process").ref
+    with pytest.raises(ConfigError, match=r"the agent's changing_agent\.py is not the one"):
+        async with open_shard(reads_now):
+            pass
 
 
 async def test_top_p_and_top_k_of_the_resources_are_in_every_request(rollouts: FaultySet, server):

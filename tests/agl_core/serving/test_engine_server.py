@@ -11,11 +11,14 @@ from agl_core.serving.conversation import TokenizeRequest
 from agl_core.serving.engine import Engine
 from agl_core.serving.engine_server import create_app
 from agl_core.serving.weights import chat_template_digest, tokenizer_digest, weights_digest
+from agl_core.utils.threaded_server import ThreadedServer
+from tests.builders import statuses_for_a_page
 
 HELLO = [{"role": "user", "content": "What is 12+34?"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 BROKEN_CALL = {**CALL, "function": {"name": "add", "arguments": "[1"}}
+DEEP_CALL = {**CALL, "function": {"name": "add", "arguments": "[" * 100_000}}
 
 
 def make_body(**changes: Any) -> dict[str, Any]:
@@ -133,6 +136,7 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
         ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [BROKEN_CALL]}]}, "arguments of add"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]}, "arguments of add"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "256 positions"),
         ({"max_tokens": 250}, "256 positions"),
@@ -322,3 +326,9 @@ async def test_headers_name_the_weights_that_answered(
     digest = weights_digest(other_policy_folder)
     assert response.json()["system_fingerprint"] == digest
     assert response.headers["x-agl-weights-digest"] == digest
+
+
+def test_a_running_engine_without_a_token_refuses_what_a_web_page_sends(engine: Engine) -> None:
+    with ThreadedServer(create_app(engine)) as server:
+        for path in ("/policy", "/tokenize", "/v1/completions", "/v1/chat/completions"):
+            assert statuses_for_a_page(server.url + path) == [403, 403, 403, 415]

@@ -44,6 +44,8 @@ def test_text_after_a_call_is_kept_with_its_space() -> None:
         '{"name": 3, "arguments": {}}',
         '{"name": "add", "arguments": "[1]"}',
         '["add", {}]',
+        pytest.param("[" * 100_000, id="deep nesting"),
+        pytest.param('{"n": ' + "1" * 5_000 + "}", id="5,000 digits"),
     ],
 )
 def test_a_block_that_is_no_call_stays_text_and_others_are_calls(block: str) -> None:

@@ -67,7 +67,13 @@ def test_saving_a_loaded_policy_keeps_every_digest(policy_folder: Path, tmp_path
 
 
 def test_no_weights_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors file$"):
+        weights_digest(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ConfigError, match=r"file, but pytorch_model\.bin: save the model again"):
+        weights_digest(tmp_path)
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no file, or a link to one that"):
         weights_digest(tmp_path)
 
 

@@ -57,6 +57,15 @@ def test_a_span_comes_back_as_it_was(status: str):
     assert there_and_back(make_span()) == make_span()
 
 
+@pytest.mark.parametrize(("num_entries", "kept"), [(32, 32), (33, 0)])
+def test_a_trace_state_beyond_the_limit_of_w3c_is_left_out(num_entries: int, kept: int):
+    state = {f"k{n}": "v" for n in range(num_entries)}
+    span = make_span(context=SpanContext(trace_id="a" * 32, span_id="b" * 16, trace_state=state))
+    context = there_and_back(span).context
+    assert context is not None
+    assert len(context.trace_state) == kept
+
+
 def test_times_that_are_not_known_stay_so():
     span = make_span(start_time=None, end_time=None)
     assert there_and_back(span) == span

@@ -25,7 +25,8 @@ def test_ten_thousand_spans_with_token_ids_pass():
     ("body", "reason"),
     [
         (request(60_000), "more than 50000 spans"),
-        (b"\x0a\x00" * 3_100_000, "more than 3000000 fields"),
+        (b"\x10\x01" * 3_100_000, "more than 3000000 fields"),
+        (b"\x0a\x00" * 160_000, "more than 150000 resources, scopes, spans, events and links"),
         (request(1_000, 0, "x" * 100_000), "resources of the spans"),
         (b"\x0b" * 60_000, "groups"),
     ],

@@ -3,7 +3,8 @@ import pyarrow as pa
 import pytest
 
 from agl_core.ledger.tables import BATCH_ROWS
-from agl_core.trajectory.tokens import count_tokens
+from agl_core.trajectory.tokens import count_lost_tokens, count_tokens, recount_tokens
+from tests.builders import make_triplets
 
 
 def rows(*masks: list[int], versions: list[str | None], **columns: str | None) -> pa.Table:
@@ -39,3 +40,18 @@ def test_what_was_cut_off_is_accounted_for():
 def test_weight_on_a_token_that_was_not_sampled_is_an_error():
     with pytest.raises(ValueError, match="not sampled has loss weight"):
         count_tokens(1, np.array([1]), rows([1, 1], versions=["v1", None]))
+
+
+def test_tokens_of_further_choices_are_accounted_for():
+    triplets = make_triplets(
+        {"index": 0, "group": 0, "output_tokens": 7},  # two choices, the first one has two tokens
+        {"index": 1, "group": 0, "output_tokens": 2},
+        {"index": 2, "group": 0, "response_ids": None, "logprobs": None, "output_tokens": 3},
+        {"index": 3, "group": 0},  # by a server that counts nothing
+    )
+    lost = count_lost_tokens(triplets)
+    assert lost == {"no_token_ids": 3, "other_choices": 5}
+    table = rows([1, 1], [1, 1], [1, 1], versions=["v1", "v1"])
+    coverage = count_tokens(6, np.array([2, 2, 2]), table, lost)
+    assert (coverage.sampled, coverage.trained, coverage.dropped) == (14, 6, lost)
+    assert recount_tokens(triplets, table) == coverage

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,15 @@ def test_a_run_ends_after_its_steps():
 def test_a_dataset_smaller_than_a_batch_is_refused():
     with pytest.raises(ConfigError, match="above the 3 rows"):
         start(algorithm(), train=3)
+
+
+def test_responses_that_no_policy_of_its_size_can_hold_are_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 256}')
+    base = PolicyRef(version="v000000", weights_digest="sha256:0", path=str(tmp_path))
+    for limit, is_right in [(255, True), (256, False)]:
+        refused = pytest.raises(ConfigError, match=r"max_response_length=256 .* holds 256 tokens")
+        with nullcontext() if is_right else refused:
+            algorithm(data__max_response_length=limit).start(base, [{}] * 4, None)
 
 
 def test_another_model_path_than_the_base_is_refused():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -190,6 +191,22 @@ def test_an_empty_key_is_refused_at_once_where_verl_needs_a_value(key: str):
         ("data.train_batch_size", 0, "above 0"),
         (ACTOR + "ppo_epochs", 1.5, "whole number"),
         (ACTOR + "optim.lr", "fast", "could not convert"),
+        (ACTOR + "entropy_coeff", "0.5_2.0", "could not convert"),
+        (ACTOR + "clip_ratio_low", -0.1, "a number of 0 or more"),
+        (ACTOR + "loss_scale_factor", "long", "a number above 0"),
+        (ACTOR + "optim.betas", [0.9, 1.0], "two numbers from 0 to below 1"),
+        (ACTOR + "optim.clip_grad", -1, "a number above 0"),
+        (ACTOR + "optim.lr_warmup_steps_ratio", 1.5, "a number from 0 to 1"),
+        (ACTOR + "optim.optimizer", "AdamV", "expected one of .*AdamW"),
+        (ACTOR + "optim.optimizer_impl", "no_such_package.optim", "no such module"),
+        (ACTOR + "optim.override_optimizer_config", [1], "a mapping"),
+        (ACTOR + "policy_loss.dro_beta", "much", "a number above 0"),
+        ("agentlightning.credit.reward_weights", "quality", "a mapping of names to numbers"),
+        ("agentlightning.sampling.allow", "stop", "a list of fields"),
+        ("algorithm.rollout_correction.rollout_is_threshold", -2, "a number above 0, or two"),
+        ("algorithm.rollout_correction.rollout_is_threshold", "3_2", "a number above 0, or two"),
+        ("algorithm.rollout_correction.rollout_rs", "token_k9", "some of .*token_k1"),
+        ("algorithm.rollout_correction.rollout_rs_threshold", "1,2", "for each part"),
         (ACTOR + "shuffle", 1, "true or false"),
         ("actor_rollout_ref.rollout.temperature", 0, "temperature must be above 0"),
         (ACTOR + "ppo_mini_batch_size", 5, "above data.train_batch_size"),
@@ -203,6 +220,23 @@ def test_a_bad_value_is_refused(key: str, value: object, message: str):
 def test_a_number_that_yaml_reads_as_text_is_a_number():
     config = compose(normalise(SETTINGS) | {ACTOR + "optim.lr": "1e-6"})
     assert config.actor_rollout_ref.actor.optim.lr == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("names", "bounds", "is_right"),
+    [
+        ("token_k1,seq_mean_k3", "0.5_2.0,1", True),
+        ("token_k1, seq_mean_k3", 2.0, True),
+        ("token_k1,seq_mean_k3", "0.5_2.0", False),  # only a ratio has a lower bound
+        ("token_k1", [0.5, 2.0], False),
+    ],
+)
+def test_thresholds_of_rejection_belong_to_its_parts(names: str, bounds: object, is_right: bool):
+    section = "algorithm.rollout_correction.rollout_rs"
+    settings = normalise(SETTINGS) | {section: names, section + "_threshold": bounds}
+    refused = pytest.raises(ConfigError, match=r"rs_threshold=.*lower_upper")
+    with nullcontext() if is_right else refused:
+        compose(settings)
 
 
 def test_a_twin_key_that_verl_ignores_decides():
