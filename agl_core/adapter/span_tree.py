@@ -93,8 +93,15 @@ class TraceTree:
         return next((node for node in self.walk() if node.id == span_id), None)
 
     def names_tuple(self) -> tuple[str, list[Any]]:
-        """Return the names of the spans as nested `(name, [children])`."""
-        return self._fold(lambda node, below: (node.span.name, below))
+        """Return the names of the spans as nested `(name, [children])`, those of agents with the
+        agent's: `invoke_agent [planner]`.
+        """
+
+        def name(node: TraceTree) -> str:
+            agent = node.agent_name()
+            return node.span.name if agent is None else f"{node.span.name} [{agent}]"
+
+        return self._fold(lambda node, below: (name(node), below))
 
     def to_json(self) -> dict[str, Any]:
         """Return the tree as nested `{"id", "span", "children"}`, the spans as plain data."""

@@ -155,21 +155,43 @@ def filter_and_unflatten_attributes(
     )
 
 
-def sanitize_attribute_value(value: Any) -> AttributeValue:
-    """Return a value that OpenTelemetry can record: a primitive, a list of one kind, else JSON."""
+def sanitize_attribute_value(value: Any, force: bool = True) -> AttributeValue:
+    """Return a value that OpenTelemetry can record: a primitive, a list of one kind, else JSON.
+
+    Args:
+        value: Anything.
+        force: Whether a value that JSON does not know becomes its text.
+
+    Raises:
+        ValueError: JSON does not know the value, and `force` is False.
+    """
     if isinstance(value, Primitive):
         return value
     if isinstance(value, list | tuple) and _is_uniform(value):
         return list(value)
     try:
         return json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return safe_str(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        if force:
+            return safe_str(value)
+        raise ValueError(f"Object must be JSON serializable, got: {type(value)}.") from error
 
 
-def sanitize_attributes(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Return attributes whose values OpenTelemetry can record."""
-    return {name: sanitize_attribute_value(value) for name, value in attributes.items()}
+def sanitize_attributes(
+    attributes: Mapping[str, Any], force: bool = True
+) -> dict[str, AttributeValue]:
+    """Return attributes whose values OpenTelemetry can record; see `sanitize_attribute_value`.
+
+    Raises:
+        ValueError: JSON does not know one of the values, and `force` is False.
+    """
+    sane: dict[str, AttributeValue] = {}
+    for name, value in attributes.items():
+        try:
+            sane[name] = sanitize_attribute_value(value, force)
+        except ValueError as error:
+            raise ValueError(f"Failed to sanitize attribute '{name}': {error}") from error
+    return sane
 
 
 def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
@@ -187,6 +209,12 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
             )
         if isinstance(value, Primitive) or (isinstance(value, list | tuple) and _is_uniform(value)):
             continue
+        if isinstance(value, list | tuple):
+            kinds = sorted({type(item).__name__ for item in value})
+            raise ValueError(
+                "List must contain only one type of primitive values, got: "
+                f"{', '.join(kinds)}; attribute {name!r} is a list of them"
+            )
         raise ValueError(
             "Attribute value must be a string, int, float, bool, or list of these, got "
             f"{type(value)} for value '{value!r:.80}': "

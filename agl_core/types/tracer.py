@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, Self
 
+from opentelemetry import trace as otel
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event as OtelEvent
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext as OtelSpanContext
-from opentelemetry.trace import Status
 from pydantic import BaseModel, ConfigDict, Field
 
 from agl_core import semconv
@@ -43,7 +44,7 @@ class TraceStatus(_Record):
     description: str | None = None
 
     @classmethod
-    def from_opentelemetry(cls, status: Status) -> Self:
+    def from_opentelemetry(cls, status: otel.Status) -> Self:
         """Return an OpenTelemetry status as a record."""
         return cls(
             status_code=status.status_code.name,
@@ -62,7 +63,7 @@ class SpanContext(_Record):
     trace_state: TraceState = Field(default_factory=TraceState)
 
     @classmethod
-    def from_opentelemetry(cls, context: OtelSpanContext) -> Self:
+    def from_opentelemetry(cls, context: otel.SpanContext) -> Self:
         """Return an OpenTelemetry span context as a record."""
         return cls(
             trace_id=f"{context.trace_id:032x}",
@@ -80,6 +81,15 @@ class Event(_Record):
     timestamp: float | None = None
     """UTC epoch seconds."""
 
+    @classmethod
+    def from_opentelemetry(cls, event: OtelEvent) -> Self:
+        """Return an OpenTelemetry event as a record."""
+        return cls(
+            name=plain_text(event.name),
+            attributes=_plain(event.attributes),
+            timestamp=convert_timestamp(event.timestamp),
+        )
+
 
 class Link(_Record):
     """A span's reference to another one."""
@@ -87,12 +97,25 @@ class Link(_Record):
     context: SpanContext
     attributes: Attributes | None = None
 
+    @classmethod
+    def from_opentelemetry(cls, link: otel.Link) -> Self:
+        """Return an OpenTelemetry link as a record."""
+        return cls(
+            context=SpanContext.from_opentelemetry(link.context),
+            attributes=_plain(link.attributes),
+        )
+
 
 class OtelResource(_Record):
     """What produced a span."""
 
     attributes: Attributes = Field(default_factory=Attributes)
     schema_url: str = ""
+
+    @classmethod
+    def from_opentelemetry(cls, resource: Resource) -> Self:
+        """Return an OpenTelemetry resource as a record."""
+        return cls(attributes=_plain(resource.attributes), schema_url=resource.schema_url)
 
 
 class SpanLike(Protocol):
@@ -194,28 +217,13 @@ class Span(_Record):
             name=plain_text(span.name),
             status=TraceStatus.from_opentelemetry(span.status),
             attributes=_plain(span.attributes),
-            events=[
-                Event(
-                    name=plain_text(event.name),
-                    attributes=_plain(event.attributes),
-                    timestamp=convert_timestamp(event.timestamp),
-                )
-                for event in span.events
-            ],
-            links=[
-                Link(
-                    context=SpanContext.from_opentelemetry(link.context),
-                    attributes=_plain(link.attributes),
-                )
-                for link in span.links
-            ],
+            events=[Event.from_opentelemetry(event) for event in span.events],
+            links=[Link.from_opentelemetry(link) for link in span.links],
             start_time=convert_timestamp(span.start_time),
             end_time=convert_timestamp(span.end_time),
             context=ids,
             parent=parent,
-            resource=OtelResource(
-                attributes=_plain(span.resource.attributes), schema_url=span.resource.schema_url
-            ),
+            resource=OtelResource.from_opentelemetry(span.resource),
         )
 
     @classmethod

@@ -130,6 +130,8 @@ def test_repair_leaves_a_call_between_two_concurrent_agents_where_it_is():
 def test_agents_are_named_by_what_frameworks_record(name: str, attributes: dict, expected: str):
     tree = TraceTree.from_spans([make_span("s", name=name, attributes=attributes)])
     assert tree.agent_name() == expected
+    label = f"{name} [{expected}]" if expected else name
+    assert tree.names_tuple() == (label, [])
 
 
 def test_an_agents_own_span_belongs_to_the_agent_around_it():

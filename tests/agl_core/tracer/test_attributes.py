@@ -114,6 +114,11 @@ def test_a_value_that_a_span_cannot_record_is_refused(value):
         check_attributes_sanity({"a": value})
 
 
+def test_a_value_that_json_does_not_know_is_refused_where_its_text_is_not_wanted():
+    with pytest.raises(ValueError, match=r"'a': Object must be JSON serializable, got: .*set"):
+        sanitize_attributes({"a": {1}}, force=False)
+
+
 def test_an_attribute_needs_a_name():
     with pytest.raises(ValueError, match="name 1 is not a string"):
         check_attributes_sanity({1: "x"})
