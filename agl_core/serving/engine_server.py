@@ -261,7 +261,17 @@ async def _read(kind: type[RequestT], request: Request) -> RequestT:
 
 
 async def _encoded(policy: LoadedPolicy, request: ChatRequest | TokenizeRequest) -> list[int]:
-    """Return the ids of a conversation; a long one is encoded in a thread."""
+    """Return the ids of a conversation; a long one is encoded in a thread.
+
+    Raises:
+        ConfigError: It has more messages than the policy has positions; templates write at least
+            one token for each.
+    """
+    if len(request.messages) > policy.served.max_positions:
+        raise ConfigError(
+            f"messages: {len(request.messages)} of them exceed the model's "
+            f"{policy.served.max_positions} positions"
+        )
     messages, tools = request.template_messages(), request.template_tools()
     if sum(len(str(message)) for message in messages) <= _SHORT_CHARS:
         return policy.encode(messages, tools)

@@ -139,6 +139,7 @@ async def test_open_limit_is_what_the_model_has_room_for(client: httpx.AsyncClie
         ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]}, "arguments of add"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "256 positions"),
+        ({"messages": [{"role": "user", "content": "x"}] * 257}, "messages: 257 of them exceed"),
         ({"max_tokens": 250}, "256 positions"),
         ({"model": None}, "model"),
     ],
