@@ -59,13 +59,13 @@ demo: $(READY) $(FETCHED)  ## Train an agent and show how it gets better (MODEL=
 ui: $(READY)  ## Open the Prefect UI on the recorded runs (PORT=4200).
 	$(BIN)/agl ui --port $(PORT)
 
-test: check  ## Style, types, layers, and the whole test suite (JOBS=2 processes).
+test: check  ## Style, types, layers and tests (JOBS=2 processes).
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 test-fast: $(READY)  ## The tests that take seconds.
 	$(BIN)/python -m pytest -m 'not slow and not long'
 
-test-long: $(READY)  ## Tests of more than a few minutes: more seeds, more faults.
+test-long: $(READY)  ## What takes minutes: SmolLM2, a second of a kind, more seeds and faults.
 	$(BIN)/python -m pytest -m long
 
 test-vllm: $(READY) .venv-vllm/ready  ## Tests with a real vLLM on the CPU; installs 3.5 GB in .venv-vllm.

@@ -90,6 +90,7 @@ def wait_for(condition: Any, what: str, seconds: float = 180.0) -> Any:
     return found
 
 
+@pytest.mark.long
 def test_an_iteration_completes_though_an_engine_and_the_worker_are_killed(
     deterministic: DeterministicEngine, tmp_path: Path, pool: MortalPool, api: Api
 ):

@@ -221,7 +221,9 @@ def test_a_run_with_its_own_server_ends_well_and_leaves_no_process(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT]
+)
 def test_a_signal_ends_a_run_and_its_children_soon_and_leaves_it_resumable(
     tmp_path: Path, number: signal.Signals
 ):

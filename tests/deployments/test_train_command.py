@@ -26,6 +26,7 @@ def agl(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_trains_where_prefect_is_not_installed(engine: ModelServer, tmp_path: Path):
     values = yaml.safe_load((CALCULATOR / "run.yaml").read_text())

@@ -120,6 +120,7 @@ def test_a_killed_training_run_is_started_again_and_completes(
     assert [record.automatic for record in killed.ledger.starts.all()] == [False, True]
 
 
+@pytest.mark.long
 def test_a_run_that_kills_its_process_each_time_is_not_started_for_ever(
     engine: ModelServer, tmp_path: Path, api: Api, worker: ChildProcess
 ):

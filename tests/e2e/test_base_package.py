@@ -150,6 +150,7 @@ def test_it_says_what_training_needs(runner: Runner, options: list[str]):
     assert not (runner.folder / ".agl").exists()
 
 
+@pytest.mark.long
 def test_a_runner_on_another_host_reaches_everything_by_one_address(
     runner: Runner,
     prefect_api: str,

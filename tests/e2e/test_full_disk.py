@@ -77,8 +77,8 @@ def check_every_file_is_whole(config: RunConfig) -> None:
     ("free_bytes", "key"),
     [
         (120 << 10, "000000/"),  # in rollouts/, or in what follows where few chunks were flushed
-        (1 << 20, "000000/update/a1/checkpoint/"),
-        (2500 << 10, "000001/update/a1/checkpoint/"),
+        pytest.param(1 << 20, "000000/update/a1/checkpoint/", marks=pytest.mark.long),
+        pytest.param(2500 << 10, "000001/update/a1/checkpoint/", marks=pytest.mark.long),
     ],
 )
 def test_a_run_whose_disk_fills_fails_says_why_and_goes_on_once_there_is_room(

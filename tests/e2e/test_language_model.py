@@ -22,7 +22,7 @@ from deployments.cli import read_config
 from examples.word_problems.fetch_model import MODEL
 from tests.conftest import train
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 ITERATIONS = range(2)
 
 

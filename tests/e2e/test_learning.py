@@ -87,6 +87,7 @@ def test_nothing_is_learned_from_shuffled_rewards(engine: ModelServer, tmp_path:
     assert after < 0.6
 
 
+@pytest.mark.long
 def test_nothing_changes_at_learning_rate_zero(engine: ModelServer, tmp_path: Path):
     config = calculator_run(engine, tmp_path, 1, **{"actor_rollout_ref.actor.optim.lr": 0.0})
     (before, after), _ = scores(config)

@@ -83,6 +83,7 @@ def test_a_run_on_s3_is_complete_and_its_requests_do_not_grow_with_rollouts(
     assert not Path(s3_uri).exists()
 
 
+@pytest.mark.long
 def test_a_finished_run_on_s3_is_found_again(engine: ModelServer, s3_uri: str):
     ledger, _ = run_on_s3(engine, s3_uri, "again", samples=2)
     before: Any = ledger.storage.list(ledger.prefix)

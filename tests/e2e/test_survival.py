@@ -225,6 +225,7 @@ def test_cancelling_stops_the_shards_on_the_pool(pooled: Campaign, api: Api):
     assert pooled.rollouts.unfinished() == list(range(16))
 
 
+@pytest.mark.long
 def test_a_retried_shard_runs_only_what_is_left_of_it(pooled: Campaign, api: Api):
     """Its run was killed, and so was it; someone retries it in the UI, then starts the run."""
     with pooled.started() as run:

@@ -58,7 +58,9 @@ def query_sqlite(sql: str) -> list[str]:
         return [value for (value,) in database.execute(sql)]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("sqlite", marks=pytest.mark.long), "postgresql"]
+)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
@@ -96,26 +98,26 @@ def one_iteration(config: RunConfig) -> dict[str, Any]:
 def test_a_deployed_run_trains_with_its_shards_on_the_pool(
     engine: ModelServer, tmp_path: Path, api: Api, server: Server, worker: ChildProcess
 ):
-    config = on_pool(small_run(engine.url, str(tmp_path), run_id="pool-train"))
+    config = on_pool(small_run(engine.url, str(tmp_path), run_id="onpool"))
     run = api.ended(api.start("training-run/training-run", one_iteration(config)))
     assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{worker.log_tail(40)}"
-    ledger = open_run(str(tmp_path), "pool-train")
+    ledger = open_run(str(tmp_path), "onpool")
     assert ledger.committed() == 1
     assert verify_run(ledger) == []
 
-    runs = api.of_run("flow_runs", "pool-train")
+    runs = api.of_run("flow_runs", "onpool")
     shards = [run for run in runs if "-train-" in run["name"] or "-val-" in run["name"]]
     found = [(run["name"], run["state_name"], run["state"]["message"]) for run in shards]
     assert len(shards) == 3, f"not base, train and new: {found}\n{worker.log_tail(100)}"
     assert {shard["work_pool_name"] for shard in shards} == {"agl"}
     assert {shard["state_type"] for shard in shards} == {"COMPLETED"}
-    stored = server.select("select name from flow_run where name like 'pool-train%'")
+    stored = server.select("select name from flow_run where name like 'onpool%'")
     assert sorted(stored) == sorted(run["name"] for run in runs)
 
-    artifacts = api.of_run("artifacts", "pool-train")
+    artifacts = api.of_run("artifacts", "onpool")
     reports = [artifact for artifact in artifacts if artifact["type"] == "markdown"]
     keys = Counter(report["key"] for report in reports)
-    assert keys == {"pool-train-iterations": 1, "pool-train-run": 1}
+    assert keys == {"onpool-iterations": 1, "onpool-run": 1}
     (manifest,) = ledger.manifests()
     assert any(manifest.content_digest in report["data"] for report in reports)
     progress = [artifact["data"] for artifact in artifacts if artifact["type"] == "progress"]
@@ -124,6 +126,7 @@ def test_a_deployed_run_trains_with_its_shards_on_the_pool(
     assert sum("rollouts: " in log["message"] for log in logs) >= len(shards), "one for each flush"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["sqlite"], indirect=True)
 def test_shards_on_the_pool_reach_a_bucket_through_a_block(
     engine: ModelServer, s3_server: str, s3_uri: str, api: Api, worker: ChildProcess
