@@ -43,7 +43,7 @@ def world(
     ("case", "inject"),
     [
         (Case("kill training run", "rollout", 1), kill_run),
-        (Case("kill training run", "update", 2), kill_run),
+        pytest.param(Case("kill training run", "update", 2), kill_run, marks=pytest.mark.long),
         pytest.param(
             Case("kill server", "rollout", 1),
             kill_server,
@@ -52,7 +52,11 @@ def world(
         ),
         (Case("S3", "rollout", 1), ill_storage(*S3_FAULTS, share=0.2)),
         (Case("model, for a while", "rollout", 1), ill_model(*MODEL_FAULTS, times=2)),
-        (Case("model, for ever", "rollout", 2), ill_model(*MODEL_FAULTS, times=ALWAYS)),
+        pytest.param(
+            Case("model, for ever", "rollout", 2),
+            ill_model(*MODEL_FAULTS, times=ALWAYS),
+            marks=pytest.mark.long,
+        ),
         (
             Case("sync agents, once", "rollout", 1),
             ill_agent(*_PLAIN_FAULTS, agent="solve", times=1),
@@ -61,8 +65,12 @@ def world(
             Case("async agents, for ever", "rollout", 3),
             ill_agent(*_ASYNC_FAULTS, agent="solve_async", times=ALWAYS),
         ),
-        (Case("holds the lock", "rollout", 1), ill_agent("holds_gil", times=1)),
-        (Case("os._exit", "rollout", 1), agent_exits),
+        pytest.param(
+            Case("holds the lock", "rollout", 1),
+            ill_agent("holds_gil", times=1),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(Case("os._exit", "rollout", 1), agent_exits, marks=pytest.mark.long),
     ],
     ids=lambda value: value.run_id if isinstance(value, Case) else "",
 )

@@ -75,7 +75,7 @@ def small_verl() -> VERL:
     ("run_id", "algorithm", "model", "coverage"),
     [
         ("by-verl", small_verl, None, [(16, 16)]),
-        ("by-baseline", Baseline, POLICY, [(20, 0)]),
+        pytest.param("by-baseline", Baseline, POLICY, [(20, 0)], marks=pytest.mark.long),
         ("by-odd-rows", lambda: OddRows(POLICY, first=0), None, [(4, 0), (4, 0)]),
     ],
 )

@@ -107,6 +107,7 @@ async def said_to_prefect(since: datetime, block: str) -> tuple[str, int]:
     return text, sum(block in one for one in parameters)
 
 
+@pytest.mark.long
 def test_credentials_of_a_block_reach_every_process_and_are_written_nowhere(
     engine: ModelServer,
     s3_server: str,

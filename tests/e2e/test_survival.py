@@ -186,7 +186,9 @@ def kill_all(child: ChildProcess) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("part", ["-000000", ""], ids=["iteration", "run"])
+@pytest.mark.parametrize(
+    "part", ["-000000", pytest.param("", marks=pytest.mark.long)], ids=["iteration", "run"]
+)
 def test_cancelling_in_the_ui_stops_a_run_without_a_worker_and_it_goes_on_later(
     campaign: Campaign, api: Api, part: str
 ):

@@ -75,13 +75,13 @@ def check_end(algorithm: str, folder: Path, printed: str) -> None:
     ("algorithm", "strategy"),
     [
         ("verl", "shm"),
-        ("verl", "spawn"),
         ("baseline", "fork"),
         ("own", "shm"),
         *(
             pytest.param(*pair, marks=pytest.mark.long)
             for pair in (
                 ("verl", "fork"),
+                ("verl", "spawn"),
                 ("baseline", "shm"),
                 ("baseline", "spawn"),
                 ("own", "fork"),
@@ -99,7 +99,9 @@ def test_the_calculator_is_run(engine, tmp_path: Path, algorithm: str, strategy:
     check_end(algorithm, tmp_path, done.stdout)
 
 
-@pytest.mark.parametrize("strategy", ["shm", "fork", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "strategy", ["shm", *(pytest.param(name, marks=pytest.mark.long) for name in ("fork", "spawn"))]
+)
 def test_runners_record_the_calls_of_a_training_themselves(engine, tmp_path: Path, strategy: str):
     settings = settings_of(engine, tmp_path, "verl", strategy=STRATEGIES[strategy], in_runners=True)
     done = subprocess.run(
