@@ -34,6 +34,12 @@ _VERSION_PROGRAM = (
 _OLDEST = (0, 32)
 """Older ones are not tried; what is needed of it came one by one: token ids in answers, reloading
 while it runs, a version of the weights."""
+_REFUSED = {
+    "--logits-processors": "changes the distribution that every call is sampled from, and updates "
+    "compare with the policy's own; leave it out",
+    "--config": "names a file of further arguments, which the run does not read; write them into "
+    "serving.vllm.args",
+}
 
 
 class Command(NamedTuple):
@@ -52,11 +58,8 @@ def check_vllm(settings: VllmSettings) -> None:
     for argument in settings.args:
         if (name := argument.split("=")[0].replace("_", "-")) in _SET_HERE:
             raise ConfigError(f"serving.vllm.args: {name} is set by the run; leave it out")
-        if name == "--logits-processors":
-            raise ConfigError(
-                f"serving.vllm.args: {name} changes the distribution that every call is sampled "
-                "from, and updates compare with the policy's own; leave it out"
-            )
+        if name in _REFUSED:
+            raise ConfigError(f"serving.vllm.args: {name} {_REFUSED[name]}")
     try:
         asked = subprocess.run(
             [settings.python, "-c", _VERSION_PROGRAM],

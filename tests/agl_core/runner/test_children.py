@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from asyncio.subprocess import Process
 from subprocess import PIPE
 from typing import Any
 
@@ -41,10 +42,17 @@ async def run(agent: Any, timeout_seconds: float = 60.0) -> Ending:
     return result.ending
 
 
+async def closed(*processes: Process) -> None:
+    """Let the event loop see that processes ended, while it runs."""
+    for process in processes:
+        await asyncio.wait_for(process.wait(), timeout=10)
+
+
 @pytest.mark.parametrize("has_group", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_what_an_agent_started_ends_at_its_deadline(is_async: bool, has_group: bool):
     children: list[int] = []
+    processes: list[Process] = []
 
     def waits(task: Any, llm: Any) -> None:
         with subprocess.Popen(TREE, stdout=PIPE, start_new_session=has_group) as process:
@@ -55,6 +63,7 @@ async def test_what_an_agent_started_ends_at_its_deadline(is_async: bool, has_gr
         process = await asyncio.create_subprocess_exec(
             *TREE, stdout=PIPE, start_new_session=has_group
         )
+        processes.append(process)
         assert process.stdout is not None
         children.extend([process.pid, int(await process.stdout.readline())])
         await process.wait()
@@ -63,15 +72,16 @@ async def test_what_an_agent_started_ends_at_its_deadline(is_async: bool, has_gr
     assert ending.kind is FailureKind.TIMEOUT
     assert len(children) == 2
     wait_until_gone(*children)
+    await closed(*processes)
 
 
 async def test_a_cancelled_attempt_takes_its_processes_along():
     started = asyncio.Event()
-    children: list[int] = []
+    processes: list[Process] = []
 
     async def agent(task: Any, llm: Any) -> None:
         process = await asyncio.create_subprocess_exec("sleep", "300")
-        children.append(process.pid)
+        processes.append(process)
         started.set()
         await process.wait()
 
@@ -80,18 +90,23 @@ async def test_a_cancelled_attempt_takes_its_processes_along():
     attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
         await attempt
-    wait_until_gone(*children)
+    wait_until_gone(*(process.pid for process in processes))
+    await closed(*processes)
 
 
 async def test_a_process_left_running_on_return_serves_later_attempts():
-    async def agent(task: Any, llm: Any) -> float:
-        return float((await asyncio.create_subprocess_exec("sleep", "300")).pid)
+    processes: list[Process] = []
 
-    ending = await run(agent)
-    assert ending.reward is not None
-    assert is_alive(ending.reward)
-    kill_trees([int(ending.reward)])
-    wait_until_gone(ending.reward)
+    async def agent(task: Any, llm: Any) -> float:
+        processes.append(await asyncio.create_subprocess_exec("sleep", "300"))
+        return 1.0
+
+    assert (await run(agent)).reward == 1.0
+    (process,) = processes
+    assert is_alive(process.pid)
+    kill_trees([process.pid])
+    wait_until_gone(process.pid)
+    await closed(process)
 
 
 def test_a_process_left_running_ends_with_this_process():

@@ -23,7 +23,7 @@ async def test_attempts_are_listed_in_order_and_paged(store: Store):
     assert [attempt.sequence_id for attempt in page] == [2]
     assert page.total == 3
     assert (await store.query_attempts("ro-unknown")).total == 0
-    with pytest.raises(ValueError, match=r"fields: .*worker_id"):
+    with pytest.raises(ValueError, match=r"allowed fields are: .*worker_id"):
         await store.query_attempts(taken.rollout_id, sort_by="nothing")
 
 

@@ -49,5 +49,5 @@ async def test_resources_are_found_by_id_sorted_and_paged(store: Store, clock: C
     assert await found(resources_id="rs-a2", resources_id_contains="b") == []
     assert await found(sort_by="version", sort_order="desc", limit=1) == ["rs-a1"]
     assert await found(sort_by="create_time", sort_order="desc", offset=1) == ["rs-a2", "rs-a1"]
-    with pytest.raises(ValueError, match=r"fields: .*version"):
+    with pytest.raises(ValueError, match=r"allowed fields are: .*version"):
         await found(sort_by="resources")

@@ -102,7 +102,7 @@ async def test_many_rollouts_are_waited_for_without_a_thread_each(store: Store):
         asyncio.create_task(store.wait_for_rollouts(rollout_ids=[rollout_id])) for rollout_id in ids
     ]
     await asyncio.sleep(0.02)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     for rollout_id in ids:
         await end(store, rollout_id)
     assert len(await asyncio.gather(*waits)) == 200

@@ -160,5 +160,5 @@ async def test_workers_are_found_by_status_and_name(store: Store, clock: Clock):
     assert await found(sort_by="last_dequeue_time") == ["cpu-1", "gpu-1", "gpu-2"]
     assert await found(sort_by="worker_id", limit=1, offset=1) == ["gpu-1"]
     assert (await store.query_workers(limit=0)).total == 3
-    with pytest.raises(ValueError, match=r"fields: .*worker_id"):
+    with pytest.raises(ValueError, match=r"allowed fields are: .*worker_id"):
         await found(sort_by="heartbeat_stats")

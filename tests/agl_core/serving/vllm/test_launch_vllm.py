@@ -189,9 +189,12 @@ def test_settings_of_the_run_cannot_be_given_twice(
         settings = settings_of(packages, argument)
         with pytest.raises(ConfigError, match="is set by the run; leave it out"):
             ModelServer.start(settings, first, tmp_path / "run")
-    settings = settings_of(packages, "--logits-processors")
-    with pytest.raises(ConfigError, match="--logits-processors changes the distribution"):
-        ModelServer.start(settings, first, tmp_path / "run")
+    for argument, refusal in (
+        ("--logits-processors", "--logits-processors changes the distribution"),
+        ("--config=more.yaml", "--config names a file of further arguments"),
+    ):
+        with pytest.raises(ConfigError, match=refusal):
+            ModelServer.start(settings_of(packages, argument), first, tmp_path / "run")
     missing = ServingSettings(vllm=VllmSettings(python=str(tmp_path / "python")))
     with pytest.raises(ConfigError, match="cannot be run"):
         ModelServer.start(missing, first, tmp_path / "run")
